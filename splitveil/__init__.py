@@ -1,0 +1,27 @@
+"""splitveil: train, attack, certify and serve split inference.
+
+    from splitveil import CEM, split, surrogates
+
+Names are imported when they are first used, so that `splitveil --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splitveil import attacks, defences, surrogates
+    from splitveil.cem import CEM
+    from splitveil.channel import Channel
+    from splitveil.split import SplitModel, cuts, split
+
+__version__ = "0.1.0"
+__all__ = ["CEM", "Channel", "SplitModel", "attacks", "cuts", "defences", "split", "surrogates"]
+
+_HOMES = {"CEM": "cem", "Channel": "channel", "SplitModel": "split", "cuts": "split", "split": "split"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'splitveil' has no attribute {name!r}")
+    home = import_module(f"splitveil.{_HOMES.get(name, name)}")
+    return getattr(home, name) if name in _HOMES else home

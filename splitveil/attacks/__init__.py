@@ -1,0 +1,38 @@
+"""Attacks: rebuild x from what left the device. One file a method, registered in ATTACKS.
+
+attack = build("decoder", seed=0, blocks=8)
+attack.fit(access)                              # learns from what the threat model grants
+x_hat = attack.reconstruct(observation)         # [n, c, h, w] in [0, 1]; the images themselves are never here
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from splitveil.registry import ATTACKS
+from splitveil.threat import Access, Observation, ThreatModel
+
+
+class Attack:
+    """Base of all attacks: the constructor stores, `fit` learns and returns self, learned things end in "_"."""
+
+    requires: ClassVar[ThreatModel] = ThreatModel()
+    losses_: list[float]
+    """The attacker's own loss over its training, if it trains: evidence of convergence."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.losses_ = []
+        self.on_progress: Callable[[int, int], None] = lambda done, total: None
+
+    def fit(self, access: Access) -> "Attack":
+        raise NotImplementedError
+
+    def reconstruct(self, observation: Observation) -> Tensor:
+        raise NotImplementedError
+
+
+def build(name: str, *, seed: int = 0, **options: Any) -> Attack:
+    """An attack by its registered name."""
+    return ATTACKS[name].make(given={"seed": seed}, **options)

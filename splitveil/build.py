@@ -1,0 +1,71 @@
+"""From a Config to the objects of a run: data, split model, channel, CEM."""
+
+from typing import NamedTuple
+
+import torch
+
+from splitveil.cem import CEM
+from splitveil.channel import Channel
+from splitveil.config import Config
+from splitveil.data import ImageSet
+from splitveil.data.splits import Splits, make_splits
+from splitveil.registry import DATASETS, DEFENCES, SURROGATES, UserError
+from splitveil.rng import seed_of
+from splitveil.split import SplitModel, build_model
+
+
+class Parts(NamedTuple):
+    model: SplitModel
+    channel: Channel
+    cem: CEM | None
+
+
+def build_splits(config: Config) -> Splits:
+    return make_splits(DATASETS.of(config.data).make_from(config.data), config.splits, config.seed)
+
+
+def channel_moments(part: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each image channel in [0, 1], from the histogram of its 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack(
+        [torch.bincount(torch.from_numpy(c.reshape(-1)), minlength=256) for c in part.images.swapaxes(0, 1)]
+    )
+    weights = counts.double() / counts.sum(1, keepdim=True)  # [c, 256]
+    mean = weights @ values
+    return mean, (weights @ values.square() - mean.square()).clamp_min(0).sqrt()
+
+
+def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
+    """Model, channel and CEM on the device, initialised from the config's seed."""
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    model = build_model(config.model, task.shape, len(task.classes), *channel_moments(task))
+    channel = Channel(DEFENCES.of(defence).make_from(defence) for defence in config.defences)
+    model = channel.rebuild(model)
+    cem = None
+    if config.cem.surrogate is not None and config.cem.strength > 0:
+        cem = build_cem(config, model, channel, len(task.classes)).to(device)
+    # Convolutions read channels last: 1.5 to 2 times as fast a training step on CPUs, and what tensor cores want.
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Parts(model, channel.to(device), cem)
+
+
+def build_cem(config: Config, model: SplitModel, channel: Channel, classes: int) -> CEM:
+    c = config.cem
+    sigma = channel.noise_std if channel.noise_std is not None else c.sigma
+    dim = torch.Size(model.z_shape).numel()
+    surrogate = SURROGATES.of(c.surrogate).make_from(c.surrogate, dim=dim, classes=classes, sigma=sigma)
+    return CEM(surrogate, c.strength, c.lr_rescale, c.warmup, c.ramp, c.loss_scale, c.clip, c.lr)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"device {name!r} is not usable here ({str(error).splitlines()[0]}); try --device auto"
+        ) from None
+    return device

@@ -1,0 +1,54 @@
+"""Channel: the defences between edge and cloud, in order. The same object in training, attack, evaluation and serving."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.split import SplitModel
+
+
+class Channel(nn.Module):
+    """A stack of defences; `send` is what leaves the device."""
+
+    def __init__(self, defences: Iterable[Defence] = ()) -> None:
+        super().__init__()
+        self.defences = nn.ModuleList(defences)
+
+    def rebuild(self, model: SplitModel) -> SplitModel:
+        for defence in self._stack():
+            model = defence.rebuild(model)
+        return model
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        sent = z
+        for defence in self._stack():
+            sent = defence.send(sent, x, generator)
+        # The cloud may start with an in-place layer; writing into z would corrupt the edge's gradient and CEM's statistics.
+        return sent.clone() if sent is z else sent
+
+    def penalties(self, batch: Batch) -> list[Tensor]:
+        terms = [defence.penalty(batch) for defence in self._stack()]
+        return [term for term in terms if term is not None]
+
+    def inner_step(self, batch: Batch) -> None:
+        for defence in self._stack():
+            defence.inner_step(batch)
+
+    def on_epoch(self, epoch: int, model: SplitModel) -> None:
+        for defence in self._stack():
+            defence.on_epoch(epoch, model)
+
+    @property
+    def noise_std(self) -> float | None:
+        """Standard deviation of all Gaussian noise on the way: the one source of sigma; None without Gaussian noise."""
+        variances = [d.noise_std**2 for d in self._stack() if d.noise_std is not None]
+        return sum(variances) ** 0.5 if variances else None
+
+    @property
+    def hints(self) -> tuple[AttackHints, ...]:
+        return tuple(defence.attack_hints for defence in self._stack())
+
+    def _stack(self) -> list[Defence]:
+        return list(self.defences)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""What each command does. A command takes its arguments as a list and returns nothing."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from splitveil.build import build_parts, build_splits, pick_device
+from splitveil.config import Config, parse
+from splitveil.data.splits import Splits
+from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.headline import print_table
+from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
+from splitveil.runs import Run, environment, write_json
+from splitveil.train import process_group, train
+
+HELP = {"-h", "--help"}
+
+
+def take_flag(arguments: list[str], flag: str, default: str) -> str:
+    """Remove `--flag value` (or `--flag=value`) from the arguments and return the value."""
+    for i, argument in enumerate(arguments):
+        if argument == flag:
+            if i + 1 == len(arguments):
+                raise UserError(f"{flag} needs a value")
+            value = arguments[i + 1]
+            del arguments[i : i + 2]
+            return value
+        if argument.startswith(f"{flag}="):
+            del arguments[i]
+            return argument.partition("=")[2]
+    return default
+
+
+def run_folders(arguments: list[str], command: str) -> list[Path]:
+    """Run folders named on the command line; a folder of runs stands for the runs in it."""
+    if not arguments or HELP & set(arguments):
+        print(
+            f"usage: splitveil {command} RUN…      RUN is a folder such as runs/demo/none, or a folder of such folders"
+        )
+        sys.exit(0 if arguments else 2)
+    folders: list[Path] = []
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise UserError(f"{command}: unknown flag {argument!r}; it takes run folders")
+        path = Path(argument)
+        below = sorted(p.parent for p in path.glob("*/schema.json"))
+        if not (path / "schema.json").exists() and below:
+            folders += below
+        else:
+            folders.append(path)
+    return folders
+
+
+def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
+    """Train, or go on training, the run in `folder`."""
+    device = pick_device(config.device)
+    with process_group(device) as (rank, world):
+        splits = build_splits(config)
+        run = Run.create(folder, config)
+        run.check_splits(splits.summary())
+        if not run.finished():
+            parts = build_parts(run.config, splits.task, device)
+            if rank == 0:
+                write_json(folder / "environment.json", environment(device))
+            train(run, parts, splits, device, rank, world)
+        if rank > 0:
+            sys.exit(0)  # attacks and reports are the first process's work
+    return run, splits, device
+
+
+def train_command(arguments: list[str]) -> None:
+    root = Path(take_flag(arguments, "--runs", "runs"))
+    config = parse(arguments)
+    run, _, _ = train_run(root / config.name, config)
+    print(f"{run.folder}: {config.train.epochs} epochs, validation accuracy {run.metrics()[-1]['accuracy']:.4f}")
+
+
+def run_command(arguments: list[str]) -> None:
+    from splitveil.report import write_report
+
+    root = Path(take_flag(arguments, "--runs", "runs"))
+    config = parse(arguments)
+    run, splits, device = train_run(root / config.name, config)
+    attack_run(run, splits, device)
+    print_table([evaluate_run(run, splits, device)])
+    print(write_report([run.folder], run.folder / "report.html"))
+
+
+def attack_command(arguments: list[str]) -> None:
+    """Attack trained runs; `--attacks a,b` chooses others than the run's config says and is remembered there."""
+    names = take_flag(arguments, "--attacks", "")
+    for folder in run_folders(arguments, "attack"):
+        run = Run.open(folder)
+        if names:
+            chosen = {type(a).method: a for a in run.config.attacks}
+            attacks = tuple(chosen.get(name) or ATTACKS[name].config() for name in names.split(","))
+            run = Run.create(folder, replace(run.config, attacks=attacks))
+        attack_run(run, checked_splits(run), pick_device(run.config.device))
+        print(f"{folder}: attacked by {', '.join(type(a).method for a in run.config.attacks)}")
+
+
+def evaluate_command(arguments: list[str]) -> None:
+    summaries = []
+    for folder in run_folders(arguments, "evaluate"):
+        run = Run.open(folder)
+        summaries.append(evaluate_run(run, checked_splits(run), pick_device(run.config.device)))
+    print_table(summaries)
+
+
+def report_command(arguments: list[str]) -> None:
+    from splitveil.report import write_report
+
+    out = take_flag(arguments, "--out", "")
+    folders = run_folders(arguments, "report")
+    print(write_report(folders, Path(out) if out else Path(arguments[0]) / "report.html"))
+
+
+def demo_command(arguments: list[str]) -> None:
+    from splitveil.demo import demo
+
+    root = Path(take_flag(arguments, "--runs", "runs"))
+    if HELP & set(arguments):
+        print(
+            "usage: splitveil demo [--runs DIR] [flags of train]      leaves DIR/demo/summary.json and DIR/demo/report.html"
+        )
+        return
+    demo(root / "demo", arguments)
+
+
+def list_command(arguments: list[str]) -> None:
+    if HELP & set(arguments):
+        print("usage: splitveil list      every registered name, with one line each")
+        return
+    for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
+        print(f"{registry.kind}s")
+        for name in registry.names():
+            print(f"  {name:<16}{registry[name].summary}")
+
+
+def data_command(arguments: list[str]) -> None:
+    """`check` reads a set and says what it is; `prepare` may download it first."""
+    if len(arguments) < 2 or arguments[0] not in ("check", "prepare") or HELP & set(arguments):
+        print("usage: splitveil data check|prepare NAME [--data.path DIR …]      prepare downloads what is missing")
+        print(f"NAME: {', '.join(DATASETS.names())}")
+        sys.exit(0 if HELP & set(arguments) else 2)
+    verb, name, *flags = arguments
+    can_download = "download" in DATASETS[name].config.__dataclass_fields__
+    download = ["--data.download"] if verb == "prepare" and can_download else []
+    config = parse([*flags, "--data", name, *download])
+    splits = build_splits(config)
+    channels, height, width = splits.task.shape
+    print(
+        f"{name}: {len(splits.task.classes)} classes, {height}x{width} pixels, {channels} channel{'s' * (channels > 1)}"
+    )
+    for part, facts in splits.summary().items():
+        print(f"  {part:<12}{facts['images']:>8} images   sha256 {facts['sha256']}")
+
+
+def checked_splits(run: Run) -> Splits:
+    splits = build_splits(run.config)
+    run.check_splits(splits.summary())
+    return splits

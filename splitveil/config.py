@@ -1,0 +1,221 @@
+"""Config: everything that decides what a run computes. Frozen dataclasses, TOML in and out, then flags.
+
+    [model] name = "small"            --model small          then --model.cut conv1
+    [[defences]] name = "gaussian"    --defences bottleneck,gaussian    then --defences.1.sigma 0.05
+    [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
+    [cem.rate] form = "full"
+
+Names are resolved by our registries (with a suggestion for a misspelling) before tyro sees the other flags.
+"""
+
+import dataclasses
+import tomllib
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from splitveil.cem import CEMConfig
+from splitveil.data.splits import SplitsConfig
+from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
+from splitveil.train import TrainConfig
+
+
+def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:
+    def default() -> Any:
+        configs = tuple(registry[name].config() for name in names)
+        return configs if registry in LISTS.values() else configs[0]
+
+    return default
+
+
+LISTS = {"defences": DEFENCES, "attacks": ATTACKS}
+SINGLES = {"data": DATASETS, "model": MODELS}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run of splitveil."""
+
+    name: str = "run"
+    """The run's folder below runs/."""
+    seed: int = 0
+    """Decides splits, weights, order, augmentation and noise."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    data: Any = field(default_factory=_chosen(DATASETS, "fashion"))
+    """Which images; `splitveil list` shows the names."""
+    splits: SplitsConfig = SplitsConfig()
+    model: Any = field(default_factory=_chosen(MODELS, "small"))
+    """Which network, and where it is cut."""
+    defences: tuple[Any, ...] = field(default_factory=_chosen(DEFENCES, "bottleneck"))
+    """What stands between edge and cloud, in this order."""
+    cem: CEMConfig = CEMConfig()
+    train: TrainConfig = TrainConfig()
+    attacks: tuple[Any, ...] = field(default_factory=_chosen(ATTACKS, "mean_image", "ridge", "decoder"))
+    """Who tries to rebuild the images."""
+
+
+def from_dict(table: dict[str, Any]) -> Config:
+    """A Config from nested tables as TOML gives them; unknown keys and wrong types are refused by name."""
+    table = dict(table)
+    fields: dict[str, Any] = {}
+    for key, registry in SINGLES.items():
+        if key in table:
+            fields[key] = _method(registry, table.pop(key), key)
+    for key, registry in LISTS.items():
+        if key in table:
+            fields[key] = tuple(_method(registry, item, f"{key}.{i}") for i, item in enumerate(table.pop(key)))
+    if "cem" in table:
+        fields["cem"] = _cem(dict(table.pop("cem")))
+    return _fill(Config, table | fields, "")
+
+
+def _method(registry: Registry, table: dict[str, Any] | str, where: str) -> Any:
+    if isinstance(table, str):
+        return registry[table].config()
+    options = dict(table)
+    name = options.pop("name", None)
+    if name is None:
+        raise UserError(f"[{where}] has no name; known: {', '.join(registry.names())}")
+    return _options(registry, name, options, where)
+
+
+def _options(registry: Registry, name: str, options: dict[str, Any], where: str) -> Any:
+    entry = registry[name]
+    entry.configure(options)  # names the option that does not exist
+    return _fill(entry.config, options, where)
+
+
+def _cem(table: dict[str, Any]) -> CEMConfig:
+    options = {name: table.pop(name) for name in SURROGATES.names() if isinstance(table.get(name), dict)}
+    name = table.pop("surrogate", "none")
+    surrogate = None if name == "none" else _options(SURROGATES, name, options.get(name, {}), f"cem.{name}")
+    return _fill(CEMConfig, table | {"surrogate": surrogate}, "cem")
+
+
+def _fill(cls: type, table: dict[str, Any], where: str) -> Any:
+    hints = get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    for key in table:
+        if key not in known:
+            raise unknown("setting", f"{where}.{key}".strip("."), [f"{where}.{name}".strip(".") for name in known])
+    return cls(**{key: _typed(value, hints[key], f"{where}.{key}".strip(".")) for key, value in table.items()})
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    if hint is Any or dataclasses.is_dataclass(value):
+        return value
+    if dataclasses.is_dataclass(hint):
+        return _fill(hint, value, where)  # type: ignore[arg-type]
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise UserError(f"{where} is {value!r}, must be one of {', '.join(map(repr, get_args(hint)))}")
+        return value
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _typed(value, next(arm for arm in get_args(hint) if arm is not type(None)), where)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where} is {value!r}, must be a list")
+        return tuple(_typed(item, get_args(hint)[0], where) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise UserError(f"{where} is {value!r}, must be of type {hint.__name__}")
+    return value
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The inverse of `from_dict`: every setting written out, names as names."""
+    table = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    for key in SINGLES:
+        table[key] = _named(table[key])
+    for key in LISTS:
+        table[key] = [_named(item) for item in table[key]]
+    cem = dataclasses.asdict(config.cem)
+    cem["surrogate"] = "none"
+    if config.cem.surrogate is not None:
+        cem["surrogate"] = type(config.cem.surrogate).method
+        cem[cem["surrogate"]] = dataclasses.asdict(config.cem.surrogate)
+    plain = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in table.items()}  # type: ignore[arg-type]
+    return plain | {"cem": cem}
+
+
+def _named(config: Any) -> dict[str, Any]:
+    return {"name": type(config).method, **dataclasses.asdict(config)}
+
+
+def to_toml(table: dict[str, Any], prefix: str = "") -> str:
+    """Nested tables as TOML text; None is left out (TOML has no null, and absent means default)."""
+    scalars, tables = [], []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            tables.append(f"\n[{prefix}{key}]\n{to_toml(value, f'{prefix}{key}.')}")
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+            tables += [f"\n[[{prefix}{key}]]\n{to_toml(item, f'{prefix}{key}.')}" for item in value]
+        elif value is not None:
+            scalars.append(f"{key} = {_toml_value(value)}\n")
+    return "".join(scalars + tables)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return repr(value)  # int and float; inf and nan read back too
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no recipe at {path}; recipes/ holds ours, runs/NAME/config.toml that of a run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+NAME_FLAGS = {"--data", "--model", "--defences", "--attacks", "--cem.surrogate"}
+
+
+def parse(arguments: list[str], base: dict[str, Any] | None = None) -> Config:
+    """`[recipe.toml] [flags]` to a Config: recipe, then names, then tyro for every other flag."""
+    import tyro
+
+    arguments = list(arguments)
+    table = dict(base or {})
+    if arguments and not arguments[0].startswith("-"):
+        table = read_toml(arguments.pop(0))
+    rest: list[str] = []
+    while arguments:
+        flag, equals, value = arguments.pop(0).partition("=")
+        if flag not in NAME_FLAGS:
+            rest.append(flag + equals + value)
+            continue
+        if not equals:
+            if not arguments:
+                raise UserError(f"{flag} needs a name")
+            value = arguments.pop(0)
+        _choose(table, flag.removeprefix("--"), value)
+    return tyro.cli(Config, args=rest, default=from_dict(table), config=(tyro.conf.AvoidSubcommands,), prog="splitveil")
+
+
+def _choose(table: dict[str, Any], key: str, value: str) -> None:
+    """Put the names of a flag into the table; options of a method that stays chosen are kept."""
+    if key == "cem.surrogate":
+        table["cem"] = dict(table.get("cem", {})) | {"surrogate": value}
+    elif key in LISTS:
+        before = {item["name"]: item for item in table.get(key, []) if isinstance(item, dict)}
+        names = [] if value in ("", "none") and key == "attacks" else value.split(",")
+        table[key] = [before.get(name, {"name": name}) for name in names]
+    else:
+        before = table.get(key, {})
+        table[key] = before if isinstance(before, dict) and before.get("name") == value else {"name": value}

@@ -1,0 +1,49 @@
+"""One file a format or data set; each function registered in DATASETS takes options and returns Source(train, test).
+
+Data are looked for in `path` when it is given, else in the folder $SPLITVEIL_DATA, else in ~/.cache/splitveil.
+Every mistake in the files is a UserError of one line: what was found, what was expected, what to do.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from splitveil.registry import UserError
+
+
+def data_root(path: str) -> Path:
+    """The folder that a `path` option means; empty is the default root."""
+    return Path(path or os.environ.get("SPLITVEIL_DATA", "") or "~/.cache/splitveil").expanduser()
+
+
+def places(path: str, *names: str) -> list[Path]:
+    """Where a data set may lie, best first: in a folder of its own name, or right at a `path` that the user gave."""
+    root = data_root(path)
+    return [root / name for name in names] + ([root] if path else [])
+
+
+def read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); check that it is a file you may read") from error
+
+
+def class_labels(labels: np.ndarray, classes: int, where: str | Path) -> np.ndarray:
+    """Integer labels as int64 [n], refused unless all lie in 0 … classes-1."""
+    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+        found = f"{labels.min()} … {labels.max()}"
+        raise UserError(
+            f"{where}: labels run over {found}, must be within 0 … {classes - 1}; is it another data set's file?"
+        )
+    return labels.astype(np.int64)
+
+
+def pad_square(images: np.ndarray, size: int) -> np.ndarray:
+    """Grey images [n, h, w] with zeros around them to [n, 1, size, size]."""
+    n, h, w = images.shape
+    padded = np.zeros((n, 1, size, size), np.uint8)
+    top, left = (size - h) // 2, (size - w) // 2
+    padded[:, 0, top : top + h, left : left + w] = images
+    return padded

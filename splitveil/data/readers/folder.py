@@ -1,0 +1,126 @@
+"""folder: image files in folders, one folder a class (FaceScrub, LFW, CelebA by person, anything).
+
+    PATH/CLASS/*              all images, no official test part
+    PATH/train/CLASS/*  PATH/test/CLASS/*     with one; every class of test must be in train
+
+Classes are the folders' names in sorted order, images are sorted by name. Every file that is not hidden is an image in
+any format that Pillow reads; what is not one is named, never skipped. An image is turned upright (EXIF), cut to its
+central square and resized.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from splitveil.data import ImageSet, Source
+from splitveil.registry import DATASETS, UserError
+
+
+@dataclass(frozen=True)
+class Config:
+    path: str = ""
+    """The folder of class folders, or of train/ and test/."""
+    size: int = 64
+    """Height and width in pixels, 8 … 1024."""
+    grey: bool = False
+    """One channel instead of three."""
+    identities: bool = False
+    """A class is a person: identities are then the class numbers, for splits that must not share a person."""
+
+
+def visible(folder: Path) -> list[Path]:
+    """What lies in the folder, sorted, without hidden entries."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be listed ({error.strerror}); check that it is a folder you may read"
+        ) from error
+
+
+def class_folders(folder: Path) -> list[Path]:
+    return [entry for entry in visible(folder) if entry.is_dir()]
+
+
+def read_picture(file: Path, size: int, grey: bool) -> np.ndarray:
+    """One image file as uint8 [c, size, size]."""
+    try:
+        with Image.open(file) as opened:
+            upright = ImageOps.exif_transpose(opened)
+            if upright.mode[0] in "IF":
+                # Pillow would clip 16-bit values to 255, which leaves a white picture.
+                raise UserError(f"{file} has {upright.mode} pixels, must have 8 bits a channel; convert it to 8 bits")
+            if upright.mode in ("P", "PA"):  # a palette may hold transparency, which only RGBA can take over
+                upright = upright.convert("RGBA")
+            pixels = np.asarray(
+                ImageOps.fit(upright.convert("L" if grey else "RGB"), (size, size))
+            )  # [h, w] or [h, w, 3]
+    except UserError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise UserError(
+            f"{file} is not a readable image ({' '.join(str(error).split())}); repair or remove it"
+        ) from error
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def read_pictures(files: Sequence[Path], size: int, grey: bool) -> np.ndarray:
+    """uint8 [n, c, size, size], one thread a core: Pillow decodes and resizes without the interpreter lock."""
+    images = np.empty((len(files), 1 if grey else 3, size, size), np.uint8)
+
+    def read_into(at: int) -> None:
+        images[at] = read_picture(files[at], size, grey)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(read_into, range(len(files))):
+            pass
+    return images
+
+
+def class_files(folder: Path) -> list[Path]:
+    """The images of one class."""
+    files = visible(folder)
+    for file in files:
+        if file.is_dir():
+            raise UserError(f"{file} is a folder within a class; images must lie in {folder} itself: move or hide it")
+    if not files:
+        raise UserError(f"{folder} is a class without images; add some or remove the folder")
+    return files
+
+
+def read_part(folder: Path, classes: tuple[str, ...], size: int, grey: bool, identities: bool) -> ImageSet:
+    files: list[Path] = []
+    labels: list[int] = []
+    for subfolder in class_folders(folder):
+        if subfolder.name not in classes:
+            raise UserError(f"{subfolder} is a class that train/ does not have; add it there or remove it")
+        found = class_files(subfolder)
+        files += found
+        labels += [classes.index(subfolder.name)] * len(found)
+    if not files:
+        raise UserError(f"{folder} has no class folders; make one folder a class with its images inside")
+    numbers = np.array(labels, np.int64)
+    return ImageSet(read_pictures(files, size, grey), numbers, classes, numbers.copy() if identities else None)
+
+
+@DATASETS.register("folder", Config)
+def folder(path: str, size: int, grey: bool, identities: bool) -> Source:
+    """Image files in any format, one folder a class, resized to a square."""
+    root = Path(path).expanduser()
+    if not path or not root.is_dir():
+        raise UserError(f"folder: path {path!r} is not a folder; set path to a folder with one folder a class")
+    if not 8 <= size <= 1024:
+        raise UserError(f"folder: size is {size}, must be 8 … 1024 pixels")
+    # A class may itself be called "train": only a folder of folders is a part.
+    parted = (root / "train").is_dir() and bool(class_folders(root / "train"))
+    whole = root / "train" if parted else root
+    classes = tuple(entry.name for entry in class_folders(whole))
+    train = read_part(whole, classes, size, grey, identities)
+    tested = parted and (root / "test").is_dir()
+    return Source(train, read_part(root / "test", classes, size, grey, identities) if tested else None)

@@ -1,0 +1,99 @@
+"""mnist and fashion_mnist: the official IDX files, gzipped or not; 28 x 28 grey, padded to 32 x 32.
+
+IDX: two zero bytes, the type (8 = uint8), the number of dimensions, each dimension as big-endian uint32, the values.
+"""
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from splitveil.data import ImageSet, Source
+from splitveil.data.download import Published, fetch, missing
+from splitveil.data.readers import class_labels, fashion, pad_square, places, read_bytes
+from splitveil.registry import DATASETS, UserError
+
+PARTS = ("train", "t10k")
+FILES = tuple(f"{part}-{kind}" for part in PARTS for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MNIST_MD5 = (
+    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "d53e105ee54ea40749a09fcbcd1e9432",
+    "9fb629c4189551a2d022fa330f9573f3",
+    "ec29112dd5afa0611ce80d1b7f02629c",
+)
+FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+FASHION_MD5 = (
+    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "25c81989df183df01b3e8a0aad5dffbe",
+    "bef4ecab320f06d8554ea6380940ec79",
+    "bb300cfdad3c16e7a12a480ee83cd310",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    path: str = ""
+    """Folder with the four IDX files, or the one that holds it as `mnist` or `fashion_mnist`; empty: default root."""
+    download: bool = False
+    """Fetch the files that are missing from the official address."""
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """The file or its .gz; where neither exists, the name of the .gz."""
+    return folder / name if (folder / name).is_file() else folder / f"{name}.gz"
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """uint8 values in the shape that the header gives."""
+    try:
+        data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{file} cannot be read ({error}); fetch it again") from error
+    if len(data) < 4 or data[:3] != b"\0\0\x08":
+        raise UserError(f"{file} starts with {data[:4].hex(' ')}, an IDX file of bytes with 00 00 08; fetch it again")
+    start = 4 + 4 * data[3]
+    shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
+    if len(data) != start + math.prod(shape):
+        raise UserError(f"{file} has {len(data)} bytes, its header asks for {start + math.prod(shape)}; fetch it again")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def read_part(folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:
+    images_file, labels_file = (find_file(folder, name) for name in FILES if name.startswith(part))
+    images, labels = read_idx(images_file), read_idx(labels_file)
+    if images.ndim != 3 or images.shape[1:] != (28, 28):
+        raise UserError(f"{images_file} has shape {images.shape}, must be (n, 28, 28); is it another data set's file?")
+    if labels.shape != images.shape[:1]:
+        raise UserError(f"{labels_file} has shape {labels.shape} for {len(images)} images; both must be of one part")
+    return ImageSet(pad_square(images, 32), class_labels(labels, len(classes), labels_file), classes)
+
+
+def read(name: str, path: str, download: bool, url: str, md5: tuple[str, ...], classes: tuple[str, ...]) -> Source:
+    candidates = places(path, name)
+    folder = next(
+        (place for place in candidates if any(find_file(place, file).is_file() for file in FILES)), candidates[0]
+    )
+    absent = [file for file in FILES if not find_file(folder, file).is_file()]
+    if absent and not download:
+        raise missing(name, [f"{file}.gz" for file in absent], folder, url)
+    for file in absent:
+        fetch(Published(f"{url}{file}.gz", f"md5:{md5[FILES.index(file)]}"), folder)
+    train, test = (read_part(folder, part, classes) for part in PARTS)
+    return Source(train, test)
+
+
+@DATASETS.register("mnist", Config)
+def mnist(path: str, download: bool) -> Source:
+    """Handwritten digits, 60,000 + 10,000, 10 classes, grey, padded to 32 x 32."""
+    return read("mnist", path, download, MNIST_URL, MNIST_MD5, tuple("0123456789"))
+
+
+@DATASETS.register("fashion_mnist", Config)
+def fashion_mnist(path: str, download: bool) -> Source:
+    """Garments, 60,000 + 10,000, 10 classes, grey, padded to 32 x 32."""
+    return read("fashion_mnist", path, download, FASHION_URL, FASHION_MD5, fashion.CLASSES)

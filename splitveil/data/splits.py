@@ -1,0 +1,115 @@
+"""Splits: task / validation / auxiliary / test, disjoint by image and, where asked, by identity; seeded and hashed.
+
+    task         trains the split model             validation   the defender's own choice of epoch
+    auxiliary    what the attacker has              test         measures accuracy and is what the attacker must rebuild
+
+The official test part is the test split; where there is none, it is split off the rest. Every part holds each class in the
+same proportion (as far as whole images allow).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from splitveil.data import ImageSet, Source
+from splitveil.registry import UserError
+from splitveil.rng import seed_of
+
+
+@dataclass(frozen=True)
+class SplitsConfig:
+    task: float = 0.5
+    """Share of the training images that trains the model; a value above 1 is a number of images."""
+    validation: float = 0.05
+    """Share (or number) for validation."""
+    auxiliary: float = 0.45
+    """Share (or number) that the attacker has."""
+    test: float = 1 / 6
+    """Share (or number) of all images for testing, where the set has no official test part."""
+    by_identity: bool = False
+    """No identity of the attacker's images occurs in the other parts."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    task: ImageSet
+    validation: ImageSet
+    auxiliary: ImageSet
+    test: ImageSet
+
+    def summary(self) -> dict[str, dict[str, object]]:
+        """What goes into splits.json: size and sha256 of each part."""
+        return {name: {"images": len(part), "sha256": part.digest()} for name, part in vars(self).items()}
+
+
+def balanced_order(labels: np.ndarray, seed: int) -> np.ndarray:
+    """A random order whose every prefix holds the classes in proportion."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    position = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        position[members] = (np.arange(len(members)) + rng.random()) / len(members)
+    return np.argsort(position, kind="stable")
+
+
+def sizes(total: int, shares: dict[str, float]) -> dict[str, int]:
+    """Shares or numbers to numbers of images."""
+    counts = {name: round(share * total) if share <= 1 else int(share) for name, share in shares.items()}
+    wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
+    if min(shares.values()) < 0 or min(counts.values()) < 1:
+        raise UserError(f"splits: {wanted} of {total} images; every part needs at least one image")
+    if sum(counts.values()) > total:
+        raise UserError(f"splits: {wanted} are {sum(counts.values())} images, the set has {total}; lower the shares")
+    return counts
+
+
+def cut(part: ImageSet, shares: dict[str, float], seed: int) -> dict[str, ImageSet]:
+    """Disjoint parts of the given sizes, each balanced over the classes."""
+    counts = sizes(len(part), shares)
+    order = balanced_order(part.labels, seed)
+    bounds = np.cumsum([0, *counts.values()])
+    return {name: part.take(np.sort(order[lo:hi])) for name, lo, hi in zip(counts, bounds, bounds[1:])}
+
+
+def cut_identities(everything: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """The images of a random `share` of the identities, and those of the others."""
+    if everything.identities is None:
+        raise UserError("splits: by_identity needs a data set with identities; see the reader's option `identities`")
+    people = np.random.default_rng(seed).permutation(np.unique(everything.identities))
+    chosen = people[: max(1, round(share * len(people)))]
+    if len(chosen) >= len(people):
+        raise UserError(f"splits: auxiliary {share} leaves none of {len(people)} identities for the task; lower it")
+    inside = np.isin(everything.identities, chosen)
+    return everything.take(np.flatnonzero(inside)), everything.take(np.flatnonzero(~inside))
+
+
+def relabelled(part: ImageSet) -> ImageSet:
+    """Only the classes that occur, numbered anew."""
+    kept, labels = np.unique(part.labels, return_inverse=True)
+    return ImageSet(part.images, labels.astype(np.int64), tuple(part.classes[k] for k in kept), part.identities)
+
+
+def joined(a: ImageSet, b: ImageSet) -> ImageSet:
+    both = None if a.identities is None or b.identities is None else np.concatenate([a.identities, b.identities])
+    return ImageSet(np.concatenate([a.images, b.images]), np.concatenate([a.labels, b.labels]), a.classes, both)
+
+
+def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
+    """The four parts of a data set; the same seed gives the same parts on every machine."""
+    seed = seed_of(seed, "splits")
+    shares = {"task": config.task, "validation": config.validation, "auxiliary": config.auxiliary}
+    if config.by_identity:
+        everything = source.train if source.test is None else joined(source.train, source.test)
+        auxiliary, rest = cut_identities(everything, config.auxiliary, seed)
+        left = {"task": 1 - config.test - config.validation, "validation": config.validation, "test": config.test}
+        return Splits(auxiliary=auxiliary, **cut(relabelled(rest), left, seed))
+    if source.test is not None:
+        return Splits(**cut(source.train, shares, seed), test=source.test)
+    total = len(source.train)
+    test = cut(
+        source.train,
+        {"test": config.test, "rest": 1 - (config.test if config.test <= 1 else config.test / total)},
+        seed,
+    )
+    return Splits(**cut(test["rest"], shares, seed_of(seed, "rest")), test=test["test"])

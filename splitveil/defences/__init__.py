@@ -1,0 +1,70 @@
+"""Defences: what changes between the edge's features and what leaves the device, and what training pays for it.
+
+One file a method, registered in DEFENCES, stackable in the order of the config. Every hook is optional; a defence keeps its
+state in its state_dict. `splitveil.channel` puts a stack of them between edge and cloud.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.registry import DEFENCES
+from splitveil.split import SplitModel
+
+
+@dataclass(frozen=True)
+class AttackHints:
+    """What an adaptive attacker should know about a defence. `query` of the attack's Access samples it afresh."""
+
+    random: bool = False
+    """Two releases of the same x differ."""
+    stand_in: str = "itself"
+    """How to differentiate through it: "itself", "identity" (zero-mean noise: its mean), or what to use instead."""
+    side_information: Mapping[str, Any] = field(default_factory=dict)
+    """What the attacker would have beside z: sigma, mask pattern, proxy decoder, centroids, …"""
+
+
+class Batch(NamedTuple):
+    """One training step as a penalty sees it."""
+
+    x: Tensor  # [b, c, h, w]
+    z: Tensor  # [b, *z_shape], what the edge made
+    sent: Tensor  # [b, *z_shape], what left the device
+    y: Tensor  # [b]
+
+
+class Defence(nn.Module):
+    """Base of all defences: does nothing in every hook."""
+
+    noise_std: float | None = None
+    """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
+
+    def rebuild(self, model: SplitModel) -> SplitModel:
+        """Change the architecture, before optimisers exist."""
+        return model
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """What leaves the device: the same in train() and eval(). Never writes into z."""
+        return z
+
+    def penalty(self, batch: Batch) -> Tensor | None:
+        """A term of the task loss."""
+        return None
+
+    def inner_step(self, batch: Batch) -> None:
+        """Work of the defence's own after each step, such as training a proxy decoder."""
+
+    def on_epoch(self, epoch: int, model: SplitModel) -> None:
+        """Called before each epoch."""
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints()
+
+
+def build(name: str, **options: Any) -> Defence:
+    """A defence by its registered name."""
+    return DEFENCES[name].make(**options)

@@ -1,0 +1,32 @@
+"""The demo: what an attacker gets out of an undefended split model, a noisy one and a defended one.
+
+splitveil demo          leaves runs/demo/{none,gaussian,gaussian+cem}/, runs/demo/summary.json and runs/demo/report.html
+"""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from splitveil.commands import train_run
+from splitveil.config import Config, parse, read_toml
+from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.headline import print_table
+from splitveil.report import write_report
+from splitveil.runs import write_json
+
+
+def rows(flags: list[str]) -> list[Config]:
+    """The three configs of demo.toml, each with the user's flags on top."""
+    table: dict[str, Any] = read_toml(Path(str(files("splitveil") / "demo.toml")))
+    return [parse(flags, table | row) for row in table.pop("rows")]
+
+
+def demo(folder: Path, flags: list[str]) -> None:
+    summaries = []
+    for config in rows(flags):
+        run, splits, device = train_run(folder / config.name, config)
+        attack_run(run, splits, device)
+        summaries.append(evaluate_run(run, splits, device))
+    write_json(folder / "summary.json", summaries)
+    print_table(summaries)
+    print(write_report([folder / summary["name"] for summary in summaries], folder / "report.html"))

@@ -1,0 +1,249 @@
+"""Evaluation: the only place that holds both the private images and their reconstructions.
+
+attack_run(run)      fits each attack of the config, lets it rebuild the test images, scores every image
+evaluate_run(run)    accuracy with the channel on, ceiling, bits, cost, flags -> summary.json
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitveil.attacks import Attack
+from splitveil.build import Parts, build_parts
+from splitveil.channel import Channel
+from splitveil.data.loader import DeviceImages
+from splitveil.data.splits import Splits
+from splitveil.defences import Batch, Defence
+from splitveil.flags import raised
+from splitveil.measure import HISTOGRAM, run_pass, variance_histogram
+from splitveil.metrics import image as metrics
+from splitveil.metrics.cost import cost
+from splitveil.registry import ATTACKS, UserError
+from splitveil.rng import seed_of, stream
+from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
+from splitveil.split import SplitModel
+from splitveil.surrogates.rate import bits
+from splitveil.threat import Observation, grant
+from splitveil.train import load_weights
+
+SAMPLES = 12
+"""Images whose reconstructions are kept for the report, one of each class in turn."""
+
+
+def wilson(correct: int, total: int, deviations: float = 1.96) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927): right also near 0 and 1."""
+    share, d2 = correct / total, deviations**2
+    centre = (share + d2 / (2 * total)) / (1 + d2 / total)
+    half = deviations * (share * (1 - share) / total + d2 / (4 * total**2)) ** 0.5 / (1 + d2 / total)
+    return centre - half, centre + half
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """95 % interval of a mean over images, by the normal approximation."""
+    half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def load_parts(run: Run, splits: Splits, device: torch.device) -> Parts:
+    """The trained model and channel of a run, from weights/last."""
+    parts = build_parts(run.config, splits.task, device)
+    load_weights(parts, run.load_weights("last"))
+    parts.model.eval()
+    return parts
+
+
+@torch.no_grad()
+def observe(
+    model: SplitModel, channel: Channel, images: DeviceImages, repeats: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Observation]]:
+    """(private images, what the wire shows of them) in batches; only the second goes to an attack."""
+    model.eval()
+    for x, _ in images.in_order(500):
+        z = model.edge(x)
+        yield x, Observation(torch.stack([channel.send(z, x, generator) for _ in range(repeats)], 1))
+
+
+def score(attack: Attack, parts: Parts, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:
+    """One row for each test image, and all reconstructions."""
+    generator = stream(test.device, seed, "observation")
+    rows: dict[str, list[Tensor]] = {"mse": [], "psnr": [], "ssim": []}
+    rebuilt = []
+    for x, observation in observe(parts.model, parts.channel, test, attack.requires.observations, generator):
+        guess = attack.reconstruct(observation)
+        if guess.shape != x.shape:
+            raise RuntimeError(f"{type(attack).__name__} gave {tuple(guess.shape)} for images of {tuple(x.shape)}")
+        for name, values in rows.items():
+            values.append(getattr(metrics, name)(guess, x))
+        rebuilt.append(guess)
+    table = {name: torch.cat(values).cpu().numpy() for name, values in rows.items()}
+    return table | {"label": test.labels.cpu().numpy()}, torch.cat(rebuilt)
+
+
+def sample_index(labels: np.ndarray, count: int = SAMPLES) -> np.ndarray:
+    """The first images of each class in turn, the same for every run on the same test images."""
+    rank = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange((labels == label).sum())
+    return np.lexsort((labels, rank))[:count]
+
+
+def attack_folder(run: Run, config: Any) -> Path:
+    return run.folder / "attacks" / f"{type(config).method}-{run.config.seed}"
+
+
+def done_before(folder: Path, options: dict[str, Any], weights: str) -> bool:
+    """A finished attack with the same options on the same weights is not run again."""
+    path = folder / "attack.json"
+    if not path.exists():
+        return False
+    old = read_json(path)
+    return old["options"] == options and old["weights_sha256"] == weights
+
+
+def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
+    """Run every attack of the config that has not been run on these weights yet."""
+    from splitveil.progress import console, steps_bar
+
+    parts = load_parts(run, splits, device)
+    weights = weights_digest(run)
+    test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
+    for config in run.config.attacks:
+        entry, folder = ATTACKS.of(config), attack_folder(run, config)
+        options = json.loads(json.dumps(vars(config)))
+        if done_before(folder, options, weights):
+            continue
+        attack: Attack = entry.make_from(config, seed=seed_of(run.config.seed, "attack", entry.name))
+        knows = "; ".join(f"{what} {value}" for what, value in attack.requires.describe().items())
+        console.print(f"[dim]{entry.name} knows: {knows}", highlight=False)
+        began = time.perf_counter()
+        with steps_bar(f"{run.config.name}: {entry.name}", total=1) as advance:
+            last = 0.0
+
+            def show(done: int, total: int) -> None:
+                nonlocal last
+                advance(done / total - last)
+                last = done / total
+
+            attack.on_progress = show
+            attack.fit(grant(attack.requires, parts.model, parts.channel, auxiliary, device, attack.seed))
+            rows, rebuilt = score(attack, parts, test, attack.seed)
+            show(1, 1)
+        save_attack(folder, rows, rebuilt, test, sample_index(splits.test.labels), {
+            "attack": entry.name, "seed": run.config.seed, "options": options, "weights_sha256": weights,
+            "threat": attack.requires.describe(), "n_images": len(test), "losses": attack.losses_,
+            "seconds": time.perf_counter() - began, "device": device.type,
+        })  # fmt: skip
+
+
+def save_attack(
+    folder: Path,
+    rows: dict[str, np.ndarray],
+    rebuilt: Tensor,
+    test: DeviceImages,
+    kept: np.ndarray,
+    facts: dict[str, Any],
+) -> None:
+    """attack.json comes last: it says that the attack is finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "rows.npz", **rows)  # type: ignore[arg-type]
+    index = torch.from_numpy(kept).to(rebuilt.device)
+    write_tensors(folder / "samples.safetensors", {
+        "index": index, "original": test.images[index], "rebuilt": rebuilt[index].mul(255).round().byte(),
+    })  # fmt: skip
+    write_json(folder / "attack.json", facts)
+
+
+def weights_digest(run: Run) -> str:
+    import hashlib
+
+    return hashlib.sha256((run.folder / "weights" / "last.safetensors").read_bytes()).hexdigest()
+
+
+def read_attack(folder: Path) -> dict[str, Any]:
+    """Facts and means of a finished attack."""
+    facts = read_json(folder / "attack.json")
+    with np.load(folder / "rows.npz", allow_pickle=False) as rows:
+        for name in ("mse", "ssim", "psnr"):
+            facts[name] = float(rows[name].mean())
+            facts[f"{name}_ci95"] = mean_interval(rows[name])
+    return facts
+
+
+def read_samples(folder: Path) -> dict[str, Tensor]:
+    return read_tensors(folder / "samples.safetensors")[0]
+
+
+def acts(defence: Defence, model: SplitModel, batch: Batch, generator: torch.Generator) -> bool:
+    """Whether a defence does anything: changes z, changes the architecture, or pulls on z."""
+    if type(defence).rebuild is not Defence.rebuild:
+        return True
+    if not torch.equal(defence.send(batch.z, batch.x, generator), batch.z):
+        return True
+    with torch.enable_grad():
+        z = batch.z.detach().requires_grad_()
+        penalty = defence.penalty(batch._replace(z=z, sent=z))
+        if penalty is None or not penalty.requires_grad:
+            return False
+        (pull,) = torch.autograd.grad(penalty, z, allow_unused=True)
+    return pull is not None and bool(pull.ne(0).any())
+
+
+def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, Any]:
+    """Write and return summary.json of a trained and attacked run."""
+    parts = load_parts(run, splits, device)
+    test = DeviceImages(splits.test, device)
+    generator = stream(device, run.config.seed, "evaluation")
+    outcome = run_pass(parts.model, parts.channel, test, generator)
+    sigma, correct = parts.channel.noise_std, int(outcome.correct.sum())
+    attacks = {}
+    for config in run.config.attacks:
+        folder = attack_folder(run, config)
+        if not (folder / "attack.json").exists():
+            raise UserError(f"{folder} is not finished; run `splitveil attack {run.folder}` first")
+        attacks[type(config).method] = read_attack(folder)
+    mean = DeviceImages(splits.auxiliary, device).images.double().mean(0).div(255).float()
+    ceiling = float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    x, y = next(test.in_order(64))
+    with torch.no_grad():
+        z = parts.model.edge(x)
+    batch = Batch(x, z, parts.channel.send(z, x, generator), y)
+    names = [type(config).method for config in run.config.defences]
+    stack = [d for d in parts.channel.defences if isinstance(d, Defence)]
+    acting = {n: acts(d, parts.model, batch, generator) for n, d in zip(names, stack) if n != "none"}
+    last = run.metrics()[-1]
+    low, high, bins = HISTOGRAM
+    summary = {
+        "schema": 1,
+        "name": run.config.name,
+        "seed": run.config.seed,
+        "accuracy": correct / len(test),
+        "accuracy_ci95": wilson(correct, len(test)),
+        "n_test": len(test),
+        "ceiling_mse": ceiling,
+        "sigma": sigma,
+        "bits": None if sigma is None else bits(outcome.z, test.labels, test.classes, sigma).item(),
+        "attacks": {name: row | {"mse_over_ceiling": row["mse"] / ceiling} for name, row in attacks.items()},
+        "defences": names,
+        "surrogate": None if parts.cem is None else type(run.config.cem.surrogate).method,
+        "strength": run.config.cem.strength if parts.cem is not None else 0.0,
+        "tau": None if parts.cem is None else parts.cem.surrogate.tau,
+        "variance_histogram": variance_histogram(outcome.z, test.labels, test.classes).tolist(),
+        "histogram_range": [low, high, bins],
+        "acting": acting,
+        "cost": {half: asdict(spent) for half, spent in cost(parts.model).items()},
+        "z_shape": list(parts.model.z_shape),
+        "config_sha256": run.config_sha256,
+        "weights_sha256": weights_digest(run),
+        "splits": read_json(run.folder / "splits.json"),
+        "environment": read_json(run.folder / "environment.json"),
+        "flags": raised(attacks, ceiling, acting, last["cem_steps"], last["cem_inactive"]),
+    }
+    write_json(run.folder / "summary.json", summary)
+    return summary

@@ -1,0 +1,67 @@
+"""Flags: signs that a number should not be believed as it stands. Each is raised by `evaluate` with its detail.
+
+Documented as: raised if / why it matters / what to do.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Flag(NamedTuple):
+    raised_if: str
+    why: str
+    do: str
+
+
+FLAGS = {
+    "beaten-by-mean": Flag(
+        "an attack does worse than the mean image (by more than 1 %)",
+        "the attack failed; its error says nothing about the defence",
+        "train it longer, lower its learning rate, or leave it out of the claim",
+    ),
+    "metric-ceiling": Flag(
+        "the strongest attack's MSE is above 90 % of the mean image's",
+        "near the ceiling all defences look alike, and a stronger attack may still get through",
+        "run a stronger attack before you claim anything; compare at a lower strength",
+    ),
+    "attack-not-converged": Flag(
+        "an attack's own loss fell by more than 5 % over the last tenth of its training",
+        "a longer attack would do better; the error is too high",
+        "raise the attack's epochs until the flag is gone",
+    ),
+    "defence-inactive": Flag(
+        "a configured defence changed nothing: z is sent as it is, or CEM's gradient was zero in most of its steps",
+        "the model is as undefended as without it",
+        "raise its strength; for CEM look at the variance histogram against tau",
+    ),
+}
+
+CONVERGED = 0.05
+
+
+def still_falling(losses: list[float]) -> bool:
+    """Whether the loss fell by more than CONVERGED over the last tenth of training."""
+    if len(losses) < 3:
+        return False
+    tail = max(1, len(losses) // 10)
+    return losses[-1 - tail] > 0 and (losses[-1 - tail] - losses[-1]) / losses[-1 - tail] > CONVERGED
+
+
+def raised(
+    attacks: dict[str, dict[str, Any]], ceiling: float, acting: dict[str, bool], cem_steps: int, cem_inactive: int
+) -> list[dict[str, str]]:
+    """The flags of one run, each with what raised it."""
+    found: list[tuple[str, str]] = []
+    for name, row in attacks.items():
+        if row["mse"] > 1.01 * ceiling:
+            found.append(("beaten-by-mean", f"{name}: MSE {row['mse']:.4f}, the mean image's is {ceiling:.4f}"))
+        if still_falling(row.get("losses", [])):
+            found.append(("attack-not-converged", f"{name}: its loss still falls after {len(row['losses'])} epochs"))
+    strongest = min((row["mse"] for row in attacks.values()), default=0.0)
+    if len(attacks) > 1 and strongest > 0.9 * ceiling:
+        found.append(
+            ("metric-ceiling", f"the strongest attack reaches {strongest / ceiling:.0%} of the mean image's MSE")
+        )
+    found += [("defence-inactive", f"{name} changes nothing") for name, acts in acting.items() if not acts]
+    if cem_steps and cem_inactive > 0.5 * cem_steps:
+        found.append(("defence-inactive", f"CEM's gradient was zero in {cem_inactive} of {cem_steps} steps"))
+    return [{"flag": name, "detail": detail} for name, detail in found]

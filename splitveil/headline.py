@@ -1,0 +1,32 @@
+"""The headline table on the terminal: one row a run."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def strongest(summary: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The attack with the lowest MSE; None where none was run."""
+    return min(summary["attacks"].items(), key=lambda item: item[1]["mse"], default=None)
+
+
+def print_table(summaries: list[dict[str, Any]]) -> None:
+    table = Table(title=f"{summaries[0]['n_test']} test images; higher MSE and lower SSIM mean that less leaks")
+    for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "/ ceiling", "bits"):
+        table.add_column(column, justify="left" if column in ("run", "attack") else "right", no_wrap=True)
+    for summary in summaries:
+        name, row = strongest(summary) or ("none run", None)
+        low, high = summary["accuracy_ci95"]
+        numbers = ["", "", "", ""]
+        if row is not None:
+            ratio = row["mse"] / summary["ceiling_mse"]
+            numbers = [f"{row['mse']:.4f}", f"{row['ssim']:.3f}", f"{row['psnr']:.1f}", f"{ratio:.2f}"]
+        bits = "∞" if summary["bits"] is None else f"{summary['bits']:.0f}"
+        accuracy = f"{summary['accuracy']:.3f} ± {(high - low) / 2:.3f}"
+        table.add_row(summary["name"], accuracy, name, *numbers, bits)
+    console = Console()
+    console.print(table)
+    for summary in summaries:
+        for flag in summary["flags"]:
+            console.print(f"[yellow]flag[/] {summary['name']}: {flag['flag']} ({flag['detail']})", highlight=False)

@@ -1,0 +1,1 @@
+"""Metrics: how close a reconstruction is (image), and what the halves of a split model cost (cost)."""

@@ -1,0 +1,64 @@
+"""vgg11, vgg13, vgg16: Simonyan & Zisserman, "Very deep convolutional networks", ICLR 2015, with BatchNorm.
+
+A stage is a 3 x 3 convolution, its BatchNorm and ReLU, and the max-pool if one follows. Cut after conv2, vgg11 is the
+CEM paper's split: z is 128 x 8 x 8 for 32 pixels, and with a 3 x 3 bottleneck of 8 channels the edge has 0.085 M
+parameters.
+
+Deviation: one linear layer after a global average instead of the three wide ones, as is usual for images this small.
+The convolutions keep their bias, redundant before BatchNorm, so that counts agree with published ones (vgg11: 9.23 M).
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch import nn
+
+from splitveil.registry import MODELS, UserError
+
+PLANS = {  # output channels of each convolution; 0 is a max-pool that belongs to the convolution before it
+    "vgg11": (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0),
+    "vgg13": (64, 64, 0, 128, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0),
+    "vgg16": (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    cut: str = "conv2"
+    """Last stage on the edge: conv1 up to conv8 (vgg11), conv10 (vgg13) or conv13 (vgg16)."""
+
+
+def conv(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
+    layers = [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
+
+
+def chain(plan: tuple[int, ...], channels: int, size: int, classes: int) -> nn.Sequential:
+    if size < 2 ** plan.count(0):
+        raise UserError(f"VGG halves its images {plan.count(0)} times: {size} pixels are too few, use 32 or more")
+    stages: OrderedDict[str, nn.Module] = OrderedDict()
+    inputs = channels
+    for width, after in zip(plan, (*plan[1:], 0)):
+        if width:
+            stages[f"conv{len(stages) + 1}"] = conv(inputs, width, pool=after == 0)
+            inputs = width
+    stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+    return nn.Sequential(stages)
+
+
+@MODELS.register("vgg11", Config)
+def vgg11(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+    """VGG-11 with BatchNorm, the CEM paper's main model; 9.2 M parameters."""
+    return chain(PLANS["vgg11"], channels, size, classes)
+
+
+@MODELS.register("vgg13", Config)
+def vgg13(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+    """VGG-13 with BatchNorm; 9.4 M parameters."""
+    return chain(PLANS["vgg13"], channels, size, classes)
+
+
+@MODELS.register("vgg16", Config)
+def vgg16(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+    """VGG-16 with BatchNorm; 14.7 M parameters."""
+    return chain(PLANS["vgg16"], channels, size, classes)

@@ -1,0 +1,6 @@
+"""Report."""
+
+
+
+def write_report(folders, out):
+    return out

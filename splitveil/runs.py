@@ -1,0 +1,212 @@
+"""Run folders: everything a run leaves behind, written so that a kill at any moment loses at most one epoch.
+
+    runs/NAME/  schema.json config.toml splits.json environment.json metrics.jsonl
+                weights/{last,best}.safetensors   state/{train.safetensors,train.json}
+                attacks/ATTACK-SEED/{attack.json,rows.npz,samples.safetensors}   summary.json   report.html
+
+Every file is written beside its place and renamed into it. `state/train.safetensors` alone decides where a run resumes: its
+header carries the epoch, and lines of metrics.jsonl from later epochs are dropped. Nothing is ever unpickled.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml
+from splitveil.registry import UserError
+
+SCHEMA = 1
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is the old one or the whole new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.tmp")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; is {path.parent} a run folder that got this far?") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error})") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, safetensors.torch.save(plain, metadata))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; train the run first") from None
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file ({error})") from None
+
+
+def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Nested dicts and lists to tensors by dotted path, and all other leaves by dotted path."""
+    if isinstance(tree, Tensor):
+        return {prefix: tree}, {}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else None
+    if items is None:
+        return {}, {prefix: tree}
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, Any] = {}
+    for key, value in items:
+        below = flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        tensors |= below[0]
+        others |= below[1]
+    return tensors, others
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree that runs, if it is one."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What produced the numbers. Nothing personal: no host name, user, path or environment variable."""
+    from splitveil import __version__
+
+    return {
+        "splitveil": __version__,
+        "commit": git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """Settings in which two configs differ, as `train.lr: 0.1, not 0.05`."""
+    left, right = flatten(a)[1], flatten(b)[1]
+    return [
+        f"{key}: {left.get(key)!r}, not {right.get(key)!r}" for key in left | right if left.get(key) != right.get(key)
+    ]
+
+
+class Run:
+    """One run folder."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.folder, self.config = folder, config
+
+    @classmethod
+    def create(cls, folder: Path, config: Config) -> "Run":
+        """The folder for this config: a new one, or the one of an earlier, unfinished or finished, run of the same config."""
+        written = from_dict(to_dict(config))  # as it will be read back
+        if (folder / "schema.json").exists():
+            run = cls.open(folder)
+            # The attacks may be extended and the device changed later: neither changes what was trained.
+            later = {"name", "device", "attacks"}
+            old, new = ({k: v for k, v in to_dict(c).items() if k not in later} for c in (run.config, written))
+            if changed := differences(old, new):
+                raise UserError(
+                    f"{folder} holds a run with other settings ({changed[0]}); choose another --name or delete it"
+                )
+            write_atomically(folder / "config.toml", to_toml(to_dict(written)).encode())
+            return cls(folder, written)
+        if folder.exists() and any(p for p in folder.iterdir() if not p.name.startswith(".")):
+            raise UserError(f"{folder} exists and is not a run folder; choose another --name")
+        write_atomically(folder / "config.toml", to_toml(to_dict(written)).encode())
+        write_json(folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"})  # last: now it is a run folder
+        return cls(folder, written)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        if not (folder / "schema.json").exists():
+            raise UserError(f"{folder} is not a run folder (no schema.json); `splitveil train --name …` makes one")
+        schema = read_json(folder / "schema.json").get("schema")
+        if schema != SCHEMA:
+            raise UserError(
+                f"{folder} has schema {schema}, this splitveil reads {SCHEMA}; use the version that wrote it"
+            )
+        return cls(folder, from_dict(read_toml(folder / "config.toml")))
+
+    @property
+    def config_sha256(self) -> str:
+        """Digest of all that decides the weights: the config without name and device."""
+        table = {k: v for k, v in to_dict(self.config).items() if k not in {"name", "device"}}
+        return hashlib.sha256(to_toml(table).encode()).hexdigest()
+
+    def check_splits(self, summary: dict[str, Any]) -> None:
+        """Write splits.json, or refuse to go on with other images than those the run began with."""
+        path = self.folder / "splits.json"
+        if not path.exists():
+            write_json(path, summary)
+        elif read_json(path) != summary:
+            raise UserError(
+                f"the images are not those of {path}; restore the data set, or start anew with another --name"
+            )
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text().split("\n")
+        return [json.loads(line) for line in lines if line.endswith("}")]  # a kill can leave half a line
+
+    def drop_metrics_from(self, epoch: int) -> None:
+        kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < epoch]
+        write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
+
+    def save_weights(self, which: str, tensors: dict[str, Tensor], epoch: int) -> None:
+        metadata = {"epoch": str(epoch), "config_sha256": self.config_sha256}
+        write_tensors(self.folder / "weights" / f"{which}.safetensors", tensors, metadata)
+
+    def load_weights(self, which: str = "last") -> dict[str, Tensor]:
+        return read_tensors(self.folder / "weights" / f"{which}.safetensors")[0]
+
+    def save_state(self, tree: dict[str, Any], epoch: int) -> None:
+        """All that the next epoch needs. The header of the one file is the truth, train.json is for people."""
+        tensors, others = flatten(tree)
+        header = {"epoch": epoch, "others": others}
+        write_tensors(self.folder / "state" / "train.safetensors", tensors, {"train": json.dumps(header)})
+        write_json(self.folder / "state" / "train.json", header)
+
+    def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any], int] | None:
+        """Tensors, other leaves and the last finished epoch; None before the first one."""
+        path = self.folder / "state" / "train.safetensors"
+        if not path.exists():
+            return None
+        tensors, metadata = read_tensors(path)
+        header = json.loads(metadata["train"])
+        return tensors, header["others"], header["epoch"]
+
+    def finished(self) -> bool:
+        path = self.folder / "state" / "train.json"
+        return path.exists() and read_json(path)["epoch"] + 1 >= self.config.train.epochs

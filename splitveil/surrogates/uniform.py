@@ -1,0 +1,55 @@
+"""uniform: equal weights, the honest hinge on the class variance that every learned surrogate is compared with.
+
+    L = sum_c beta_c mean_d max(0, log(v_cd + offset) - log tau)        v_cd variance of dimension d in class c
+    tau = max(var_threshold * sigma^2, 1e-8) + offset
+
+It is what gated attention pooling becomes when all attention weights are equal, so nothing can be cheated.
+Without Gaussian noise sigma only sets tau. Suggested: strength 4 to 16 at loss_scale 0.1 (SURROGATES, measured on CIFAR-10).
+"""
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+from splitveil.registry import SURROGATES
+from splitveil.surrogates import Surrogate, SurrogateOutput, threshold
+from splitveil.surrogates.by_class import class_moments, over_classes, skipped
+
+
+@dataclass(frozen=True)
+class Config:
+    var_threshold: float = 0.125
+    """Class variance that is tolerated, as a share of the noise's variance."""
+    offset: float = 0.01
+    """Added to variance and threshold before the log (gamma in seeds 000 and 003)."""
+
+
+def hinge(variance: Tensor, tau: float, offset: float) -> Tensor:
+    """max(0, log(v + offset) - log tau), active above tau."""
+    return torch.relu(torch.log(variance + offset) - log(tau))
+
+
+@SURROGATES.register("uniform", Config)
+class Uniform(Surrogate):
+    """Hinge on the log variance of each class and dimension, equal weights."""
+
+    loss_scale = 0.1
+
+    def __init__(self, dim: int, classes: int, sigma: float | None, var_threshold: float, offset: float) -> None:
+        super().__init__()
+        self.classes, self.offset = classes, offset
+        self.tau = threshold(sigma or 0.0, var_threshold, offset)
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        assert self.tau is not None
+        count, _, variance = class_moments(z.flatten(1), y, self.classes)
+        penalty = hinge(variance, self.tau, self.offset).mean(1)  # [c]
+        loss = over_classes(penalty, count)
+        diagnostics = {
+            "variance": variance.mean(1).detach(),
+            "above_tau": (variance + self.offset > self.tau).float().mean(),
+            "skipped_classes": skipped(count),
+        }
+        return SurrogateOutput(loss, loss.detach(), diagnostics)

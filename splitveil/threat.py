@@ -1,0 +1,102 @@
+"""Who knows what: the threat model, what it grants an attack (Access) and what the attack is handed (Observation).
+
+The rule is enforced by data flow: what a threat model denies is None in Access, and neither object ever holds a private image.
+Only `splitveil.evaluate` has both the images and their reconstructions.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.channel import Channel
+from splitveil.data.loader import DeviceImages
+from splitveil.defences import AttackHints
+from splitveil.rng import stream
+from splitveil.split import SplitModel
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the attacker knows. The default is the usual black box: queries and images of the same distribution."""
+
+    encoder_weights: bool = False
+    """Has the edge's parameters (white box)."""
+    cloud_weights: bool = False
+    """Has the cloud's parameters, as the server does."""
+    queries: bool = True
+    """May send own images through edge and channel."""
+    channel: bool = True
+    """Knows which defences act, and their parameters."""
+    auxiliary: Literal["none", "other", "same distribution", "same set"] = "same distribution"
+    """Own images: none, from elsewhere, from the same distribution but disjoint, or the training images themselves."""
+    labels: bool = False
+    """Knows the class of the image that it rebuilds."""
+    observations: int = 1
+    """Releases of the same image that it sees."""
+
+    def describe(self) -> dict[str, str]:
+        """Who knows what, in words, for the report and the terminal."""
+        return {
+            "edge weights": "known" if self.encoder_weights else "unknown",
+            "cloud weights": "known" if self.cloud_weights else "unknown",
+            "queries": "own images through edge and channel" if self.queries else "none",
+            "defence": "known" if self.channel else "unknown",
+            "own images": self.auxiliary,
+            "label of the target": "known" if self.labels else "unknown",
+            "releases of one image": str(self.observations),
+        }
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What went over the wire: n images, each released r times."""
+
+    z: Tensor  # [n, r, *z_shape]
+    logits: Tensor | None = None  # [n, classes]
+    labels: Tensor | None = None  # [n]
+
+
+class Query:
+    """Own images through edge and channel, with fresh noise at every call: [b, c, h, w] -> [b, r, *z_shape]."""
+
+    def __init__(self, edge: nn.Module, channel: Channel, generator: torch.Generator, repeats: int) -> None:
+        self._edge, self._channel, self._generator, self._repeats = edge, channel, generator, repeats
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        z = self._edge(x)
+        return torch.stack([self._channel.send(z, x, self._generator) for _ in range(self._repeats)], 1)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a threat model grants; what it denies is None."""
+
+    x_shape: tuple[int, ...]
+    z_shape: tuple[int, ...]
+    edge: nn.Module | None
+    cloud: nn.Module | None
+    query: Query | None
+    channel: Channel | None
+    hints: tuple[AttackHints, ...] | None
+    auxiliary: DeviceImages | None
+
+
+def grant(
+    threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int
+) -> Access:
+    """The Access of a threat model; `auxiliary` are the attacker's own images."""
+    model.eval()
+    generator = stream(device, seed, "query")
+    return Access(
+        x_shape=model.x_shape,
+        z_shape=model.z_shape,
+        edge=model.edge if threat.encoder_weights else None,
+        cloud=model.cloud if threat.cloud_weights else None,
+        query=Query(model.edge, channel, generator, threat.observations) if threat.queries else None,
+        channel=channel if threat.channel else None,
+        hints=channel.hints if threat.channel else None,
+        auxiliary=auxiliary if threat.auxiliary != "none" else None,
+    )
