@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from typing import NoReturn
 
 from splitveil.registry import UserError, unknown
 
@@ -52,16 +53,16 @@ def main(arguments: list[str] | None = None) -> None:
             fail(
                 f"the disk is full ({error.filename or 'while writing'}); free some space, the same command goes on from there"
             )
-        if error.errno in (errno.EACCES, errno.EROFS):
-            fail(f"{error.filename} cannot be written ({os.strerror(error.errno)}); choose another folder with --runs")
-        raise
+        if error.errno is None or error.filename is None:
+            raise
+        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and its permissions, --runs chooses another folder")
     except KeyboardInterrupt:
         print("stopped; the same command goes on after the last finished epoch", file=sys.stderr)
         sys.exit(130)
 
 
-def fail(message: str) -> None:
-    print(f"splitveil: {message}", file=sys.stderr)
+def fail(message: str) -> NoReturn:
+    print("splitveil:", " ".join(message.splitlines()), file=sys.stderr)
     sys.exit(2)
 
 

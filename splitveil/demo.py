@@ -15,10 +15,16 @@ from splitveil.report import write_report
 from splitveil.runs import write_json
 
 
+def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the rows of demo.toml share, and the rows."""
+    table = read_toml(Path(str(files("splitveil") / "demo.toml")))
+    return table, table.pop("rows")
+
+
 def rows(flags: list[str]) -> list[Config]:
     """The three configs of demo.toml, each with the user's flags on top."""
-    table: dict[str, Any] = read_toml(Path(str(files("splitveil") / "demo.toml")))
-    return [parse(flags, table | row) for row in table.pop("rows")]
+    table, rows = demo_table()
+    return [parse(flags, table | row) for row in rows]
 
 
 def demo(folder: Path, flags: list[str]) -> None:

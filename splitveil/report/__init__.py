@@ -1,6 +1,5 @@
 """Report."""
 
 
-
 def write_report(folders, out):
     return out

@@ -1,0 +1,75 @@
+"""Claims: one small JSON file for every number that we publish, with what produced it. Tables are made from these.
+
+results/NAME.json   {schema, claim, command, commit, config_sha256, data_sha256, seeds, device, torch, rows, flags, …}
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from splitveil.registry import UserError
+from splitveil.runs import read_json, write_json
+
+FIELDS = {
+    "schema": int, "claim": str, "command": str, "commit": str | None, "config_sha256": str, "data_sha256": str,
+    "seeds": list, "device": str, "torch": str, "rows": list, "flags": list,
+}  # fmt: skip
+ROW_FIELDS = {
+    "run": str, "seed": int, "accuracy": float, "attack": str, "threat": dict, "n_images": int,
+    "mse": float, "ssim": float, "psnr": float, "ci95": list,
+}  # fmt: skip
+
+
+def rows_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for each attack on a run."""
+    return [
+        {
+            "run": summary["name"], "seed": summary["seed"], "accuracy": summary["accuracy"], "bits": summary["bits"],
+            "sigma": summary["sigma"], "surrogate": summary["surrogate"], "strength": summary["strength"],
+            "attack": name, "threat": attack["threat"], "n_images": attack["n_images"],
+            "mse": attack["mse"], "ssim": attack["ssim"], "psnr": attack["psnr"], "ci95": list(attack["mse_ci95"]),
+            "config_sha256": summary["config_sha256"],
+        }
+        for name, attack in summary["attacks"].items()
+    ]  # fmt: skip
+
+
+def digest(parts: list[str]) -> str:
+    """One digest for one or more digests."""
+    return parts[0] if len(set(parts)) == 1 else hashlib.sha256("".join(sorted(parts)).encode()).hexdigest()
+
+
+def write_claim(path: Path, claim: str, command: str, summaries: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The claim that these runs support, with anything `more` it needs to state."""
+    environment = summaries[0]["environment"]
+    table = {
+        "schema": 1,
+        "claim": claim,
+        "command": command,
+        "commit": environment["commit"],
+        "config_sha256": digest([summary["config_sha256"] for summary in summaries]),
+        "data_sha256": digest([part["sha256"] for summary in summaries for part in summary["splits"].values()]),
+        "seeds": sorted({summary["seed"] for summary in summaries}),
+        "device": environment["device"],
+        "torch": environment["torch"],
+        **more,
+        "rows": [row for summary in summaries for row in rows_of(summary)],
+        "flags": [{"run": s["name"], "seed": s["seed"], **flag} for s in summaries for flag in s["flags"]],
+    }
+    check_claim(table, str(path))
+    write_json(path, table)
+    return table
+
+
+def check_claim(table: dict[str, Any], where: str) -> None:
+    """Refuse a claim that lacks a field or has one of another type."""
+    for row, fields in [(table, FIELDS), *((row, ROW_FIELDS) for row in table.get("rows", []))]:
+        for name, kind in fields.items():
+            if name not in row or not isinstance(row[name], kind):
+                raise UserError(f"{where}: field {name!r} is {row.get(name)!r}, must be {kind}")
+
+
+def read_claim(path: Path) -> dict[str, Any]:
+    table = read_json(path)
+    check_claim(table, str(path))
+    return table
