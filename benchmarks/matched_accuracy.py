@@ -22,7 +22,7 @@ from splitveil.headline import strongest
 from splitveil.results import write_claim
 
 SIGMAS = (0.3, 1.0, 2.0, 4.0, 6.0, 8.0)
-STRENGTHS = (0.4, 0.7, 1.0)
+STRENGTHS = (0.4, 0.7, 1.2)
 STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
 """97.5 % quantiles by degrees of freedom."""
 

@@ -48,6 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
         dispatch(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:
         fail(str(error))
+    except BrokenPipeError:  # whoever read our output, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fail(
@@ -55,7 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
             )
         if error.errno is None or error.filename is None:
             raise
-        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and its permissions, --runs chooses another folder")
+        fail(
+            f"{error.filename}: {os.strerror(error.errno)}; check the path and its permissions, --runs chooses another folder"
+        )
     except KeyboardInterrupt:
         print("stopped; the same command goes on after the last finished epoch", file=sys.stderr)
         sys.exit(130)

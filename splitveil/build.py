@@ -1,5 +1,6 @@
 """From a Config to the objects of a run: data, split model, channel, CEM."""
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
     channel = Channel(DEFENCES.of(defence).make_from(defence) for defence in config.defences)
     model = channel.rebuild(model)
     cem = None
-    if config.cem.surrogate is not None and config.cem.strength > 0:
+    if config.cem.surrogate is not None and config.cem.strength != 0:  # CEM refuses what is below
         cem = build_cem(config, model, channel, len(task.classes)).to(device)
     # Convolutions read channels last: 1.5 to 2 times as fast a training step on CPUs, and what tensor cores want.
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -51,16 +52,21 @@ def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
 
 def build_cem(config: Config, model: SplitModel, channel: Channel, classes: int) -> CEM:
     c = config.cem
-    sigma = channel.noise_std if channel.noise_std is not None else c.sigma
+    entry = SURROGATES.of(c.surrogate)
+    sigma = channel.noise_std
+    if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
+        sigma = c.sigma
     dim = torch.Size(model.z_shape).numel()
-    surrogate = SURROGATES.of(c.surrogate).make_from(c.surrogate, dim=dim, classes=classes, sigma=sigma)
+    surrogate = entry.make_from(c.surrogate, dim=dim, classes=classes, sigma=sigma)
     return CEM(surrogate, c.strength, c.lr_rescale, c.warmup, c.ramp, c.loss_scale, c.clip, c.lr)
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA if there is one, else the CPU."""
+    """`auto` is CUDA if there is one, else the CPU; under torchrun each process takes its own GPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -71,13 +71,31 @@ def ramped(epoch: int, warmup: int, ramp: int) -> float:
     return min(1.0, (epoch - warmup + 1) / (ramp + 1))
 
 
+def in_group() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def gather(tensor: Tensor) -> Tensor:
     """The tensors of all processes, one after the other along the batch; the tensor itself outside a process group."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not in_group():
         return tensor
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.cat(parts)
+
+
+def everywhere(flag: Tensor) -> Tensor:
+    """Whether the flag is set in all processes: they must skip the same steps, or their surrogates part ways."""
+    if not in_group():
+        return flag
+    votes = flag.int()
+    dist.all_reduce(votes, dist.ReduceOp.MIN)
+    return votes.bool()
+
+
+def norm(tensor: Tensor) -> Tensor:
+    """In float32 at least: the square of a scaled float16 gradient would overflow."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 class CEM(nn.Module):
@@ -102,18 +120,20 @@ class CEM(nn.Module):
         super().__init__()
         if not 0 <= strength < float("inf"):
             raise UserError(f"cem: strength is {strength}, must be 0 or more")
+        for name, value in {"warmup": warmup, "ramp": ramp}.items():
+            if value is not None and value < 0:
+                raise UserError(f"cem: {name} is {value}, must be 0 epochs or more")
+        for name, value in {"loss_scale": loss_scale, "clip": clip, "lr": lr}.items():
+            if value is not None and not 0 < value < float("inf"):
+                raise UserError(f"cem: {name} is {value}, must be above 0")
         rescale(lr_rescale, lr)
-        self.surrogate, self.strength, self.lr_rescale, self.ramp, self.clip = (
-            surrogate,
-            strength,
-            lr_rescale,
-            ramp,
-            clip,
-        )
+        self.surrogate, self.strength, self.lr_rescale = surrogate, strength, lr_rescale
+        self.ramp, self.clip = ramp, clip
         self.warmup = surrogate.warmup if warmup is None else warmup
         self.loss_scale = surrogate.loss_scale if loss_scale is None else loss_scale
         parameters = [p for p in surrogate.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.Adam(parameters, lr=lr) if parameters else None
+        # Fused: the only kind that can be told on the device, by `found_inf`, to leave a step out.
+        self.optimizer = torch.optim.Adam(parameters, lr=lr, fused=True, capturable=True) if parameters else None
         self.active = False
         self.last: SurrogateOutput | None = None
         """What the surrogate said about the latest batch; None before the first active step."""
@@ -143,21 +163,23 @@ class CEM(nn.Module):
             loss.backward()
             return
         gradient = self.coef * self._gradient(z, y)
-        self.inactive += gradient.eq(0).all()
-        gradient = gradient.to(z.dtype) if scaler is None else scaler.scale(gradient).to(z.dtype)
+        gradient = gradient if scaler is None else scaler.scale(gradient)
         if self.clip is None:
-            torch.autograd.backward((loss, z), (None, gradient))
+            torch.autograd.backward((loss, z), (None, gradient.to(z.dtype)))
             return
         limit = self.clip
+
         # The task gradient at z is only known inside the backward pass, so this one is blended there.
-        handle = z.register_hook(
-            lambda task: task + gradient * (limit * task.norm() / gradient.norm().clamp_min(1e-30)).clamp_max(1)
-        )
+        def blend(task: Tensor) -> Tensor:
+            share = (limit * norm(task) / norm(gradient).clamp_min(1e-30)).clamp_max(1)
+            return task + (gradient * share).to(task.dtype)
+
+        handle = z.register_hook(blend)
         loss.backward()
         handle.remove()
 
     def _gradient(self, z: Tensor, y: Tensor) -> Tensor:
-        """d L_C / d z in float32 (or float64), and one Adam step of the surrogate; zero, and counted, if not finite."""
+        """d L_C / d z in float32 (or float64), and one Adam step of the surrogate; if not finite, zero, no step, and counted."""
         own = z.detach()
         own = (own if own.dtype == torch.float64 else own.float()).requires_grad_()
         others = gather(own.detach())
@@ -168,17 +190,17 @@ class CEM(nn.Module):
             labels = gather(y)
         with torch.autocast(z.device.type, enabled=False):
             output = self.surrogate(features, labels)
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
+        self.surrogate.zero_grad(set_to_none=True)
         output.loss.backward()
         # Each process back-propagates its own rows of a loss over all rows; DDP averages, so the sum needs this factor.
         gradient = own.grad * (len(features) // len(own)) if own.grad is not None else torch.zeros_like(own)
-        finite = torch.isfinite(output.loss) & torch.isfinite(gradient).all()
+        pulls = [p.grad for p in self.surrogate.parameters() if p.grad is not None]
+        checks = [torch.isfinite(values).all() for values in (output.loss, gradient, *pulls)]
+        finite = everywhere(torch.stack(checks).all())
         self.skipped += ~finite
+        self.inactive += finite & gradient.eq(0).all()
         if self.optimizer is not None:
-            for parameter in self.surrogate.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = torch.where(finite & torch.isfinite(parameter.grad).all(), parameter.grad, 0)
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
         return torch.where(finite, gradient, 0)

@@ -5,24 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from splitveil.arguments import HELP, parse
 from splitveil.build import build_parts, build_splits, pick_device
-from splitveil.config import Config, parse
+from splitveil.config import Config
 from splitveil.data.splits import Splits
 from splitveil.evaluate import attack_run, evaluate_run
 from splitveil.headline import print_table
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.runs import Run, environment, write_json
-from splitveil.train import process_group, train
-
-HELP = {"-h", "--help"}
+from splitveil.train import check, process_group, train
 
 
 def take_flag(arguments: list[str], flag: str, default: str) -> str:
     """Remove `--flag value` (or `--flag=value`) from the arguments and return the value."""
     for i, argument in enumerate(arguments):
         if argument == flag:
-            if i + 1 == len(arguments):
+            if i + 1 == len(arguments) or arguments[i + 1].startswith("--"):
                 raise UserError(f"{flag} needs a value")
             value = arguments[i + 1]
             del arguments[i : i + 2]
@@ -35,11 +35,13 @@ def take_flag(arguments: list[str], flag: str, default: str) -> str:
 
 def run_folders(arguments: list[str], command: str) -> list[Path]:
     """Run folders named on the command line; a folder of runs stands for the runs in it."""
-    if not arguments or HELP & set(arguments):
+    if HELP & set(arguments):
         print(
             f"usage: splitveil {command} RUN…      RUN is a folder such as runs/demo/none, or a folder of such folders"
         )
-        sys.exit(0 if arguments else 2)
+        sys.exit(0)
+    if not arguments:
+        raise UserError(f"{command} needs a run folder, such as runs/demo/none, or a folder of such folders")
     folders: list[Path] = []
     for argument in arguments:
         if argument.startswith("-"):
@@ -58,10 +60,14 @@ def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
     device = pick_device(config.device)
     with process_group(device) as (rank, world):
         splits = build_splits(config)
-        run = Run.create(folder, config)
-        run.check_splits(splits.summary())
+        check(config.train, len(splits.task), world)
+        parts = build_parts(config, splits.task, device)  # first: a setting that is refused must not leave a run folder
+        if rank == 0:
+            Run.create(folder, config).check_splits(splits.summary())
+        if world > 1:
+            dist.barrier()  # one process makes the folder, the others find it
+        run = Run.open(folder)
         if not run.finished():
-            parts = build_parts(run.config, splits.task, device)
             if rank == 0:
                 write_json(folder / "environment.json", environment(device))
             train(run, parts, splits, device, rank, world)
@@ -141,10 +147,12 @@ def list_command(arguments: list[str]) -> None:
 
 def data_command(arguments: list[str]) -> None:
     """`check` reads a set and says what it is; `prepare` may download it first."""
-    if len(arguments) < 2 or arguments[0] not in ("check", "prepare") or HELP & set(arguments):
+    if HELP & set(arguments):
         print("usage: splitveil data check|prepare NAME [--data.path DIR …]      prepare downloads what is missing")
         print(f"NAME: {', '.join(DATASETS.names())}")
-        sys.exit(0 if HELP & set(arguments) else 2)
+        return
+    if len(arguments) < 2 or arguments[0] not in ("check", "prepare"):
+        raise UserError(f"data needs check or prepare, then a name: splitveil data check {'|'.join(DATASETS.names())}")
     verb, name, *flags = arguments
     can_download = "download" in DATASETS[name].config.__dataclass_fields__
     download = ["--data.download"] if verb == "prepare" and can_download else []

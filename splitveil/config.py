@@ -5,10 +5,11 @@
     [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
     [cem.rate] form = "full"
 
-Names are resolved by our registries (with a suggestion for a misspelling) before tyro sees the other flags.
+Names are resolved by our registries, with a suggestion for a misspelling; `splitveil.arguments` reads the flags.
 """
 
 import dataclasses
+import json
 import tomllib
 import types
 from collections.abc import Callable
@@ -61,6 +62,9 @@ def from_dict(table: dict[str, Any]) -> Config:
     """A Config from nested tables as TOML gives them; unknown keys and wrong types are refused by name."""
     table = dict(table)
     fields: dict[str, Any] = {}
+    for key, kind in {"data": dict, "model": dict, "cem": dict, "defences": list, "attacks": list}.items():
+        if key in table and not isinstance(table[key], kind | str if key in SINGLES else kind):
+            raise UserError(f"{key} is {table[key]!r}, must be a {'table' if kind is dict else 'list of tables'}")
     for key, registry in SINGLES.items():
         if key in table:
             fields[key] = _method(registry, table.pop(key), key)
@@ -75,14 +79,16 @@ def from_dict(table: dict[str, Any]) -> Config:
 def _method(registry: Registry, table: dict[str, Any] | str, where: str) -> Any:
     if isinstance(table, str):
         return registry[table].config()
+    if not isinstance(table, dict) or "name" not in table:
+        raise UserError(f"{where} is {table!r}, which has no name; known: {', '.join(registry.names())}")
     options = dict(table)
-    name = options.pop("name", None)
-    if name is None:
-        raise UserError(f"[{where}] has no name; known: {', '.join(registry.names())}")
+    name = options.pop("name")
     return _options(registry, name, options, where)
 
 
 def _options(registry: Registry, name: str, options: dict[str, Any], where: str) -> Any:
+    if not isinstance(name, str):
+        raise UserError(f"{where} is called {name!r}, must be one of {', '.join(registry.names())}")
     entry = registry[name]
     entry.configure(options)  # names the option that does not exist
     return _fill(entry.config, options, where)
@@ -101,13 +107,15 @@ def _fill(cls: type, table: dict[str, Any], where: str) -> Any:
     for key in table:
         if key not in known:
             raise unknown("setting", f"{where}.{key}".strip("."), [f"{where}.{name}".strip(".") for name in known])
-    return cls(**{key: _typed(value, hints[key], f"{where}.{key}".strip(".")) for key, value in table.items()})
+    return cls(**{key: typed(value, hints[key], f"{where}.{key}".strip(".")) for key, value in table.items()})
 
 
-def _typed(value: Any, hint: Any, where: str) -> Any:
+def typed(value: Any, hint: Any, where: str) -> Any:
     if hint is Any or dataclasses.is_dataclass(value):
         return value
     if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise UserError(f"{where} is {value!r}, must be a table")
         return _fill(hint, value, where)  # type: ignore[arg-type]
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
@@ -116,11 +124,11 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         if value is None:
             return None
-        return _typed(value, next(arm for arm in get_args(hint) if arm is not type(None)), where)
+        return typed(value, next(arm for arm in get_args(hint) if arm is not type(None)), where)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{where} is {value!r}, must be a list")
-        return tuple(_typed(item, get_args(hint)[0], where) for item in value)
+        return tuple(typed(item, get_args(hint)[0], where) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
@@ -165,8 +173,8 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-        return f'"{escaped}"'
+        # JSON's escapes are TOML's, except that TOML does not allow a bare DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
     return repr(value)  # int and float; inf and nan read back too
@@ -181,41 +189,3 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-
-
-NAME_FLAGS = {"--data", "--model", "--defences", "--attacks", "--cem.surrogate"}
-
-
-def parse(arguments: list[str], base: dict[str, Any] | None = None) -> Config:
-    """`[recipe.toml] [flags]` to a Config: recipe, then names, then tyro for every other flag."""
-    import tyro
-
-    arguments = list(arguments)
-    table = dict(base or {})
-    if arguments and not arguments[0].startswith("-"):
-        table = read_toml(arguments.pop(0))
-    rest: list[str] = []
-    while arguments:
-        flag, equals, value = arguments.pop(0).partition("=")
-        if flag not in NAME_FLAGS:
-            rest.append(flag + equals + value)
-            continue
-        if not equals:
-            if not arguments:
-                raise UserError(f"{flag} needs a name")
-            value = arguments.pop(0)
-        _choose(table, flag.removeprefix("--"), value)
-    return tyro.cli(Config, args=rest, default=from_dict(table), config=(tyro.conf.AvoidSubcommands,), prog="splitveil")
-
-
-def _choose(table: dict[str, Any], key: str, value: str) -> None:
-    """Put the names of a flag into the table; options of a method that stays chosen are kept."""
-    if key == "cem.surrogate":
-        table["cem"] = dict(table.get("cem", {})) | {"surrogate": value}
-    elif key in LISTS:
-        before = {item["name"]: item for item in table.get(key, []) if isinstance(item, dict)}
-        names = [] if value in ("", "none") and key == "attacks" else value.split(",")
-        table[key] = [before.get(name, {"name": name}) for name in names]
-    else:
-        before = table.get(key, {})
-        table[key] = before if isinstance(before, dict) and before.get("name") == value else {"name": value}

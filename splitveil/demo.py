@@ -7,8 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from splitveil.arguments import parse
 from splitveil.commands import train_run
-from splitveil.config import Config, parse, read_toml
+from splitveil.config import Config, read_toml
 from splitveil.evaluate import attack_run, evaluate_run
 from splitveil.headline import print_table
 from splitveil.report import write_report

@@ -30,7 +30,7 @@ from splitveil.rng import seed_of, stream
 from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
 from splitveil.split import SplitModel
 from splitveil.surrogates.rate import bits
-from splitveil.threat import Observation, grant
+from splitveil.threat import Observation, ThreatModel, grant
 from splitveil.train import load_weights
 
 SAMPLES = 12
@@ -61,21 +61,23 @@ def load_parts(run: Run, splits: Splits, device: torch.device) -> Parts:
 
 @torch.no_grad()
 def observe(
-    model: SplitModel, channel: Channel, images: DeviceImages, repeats: int, generator: torch.Generator
+    model: SplitModel, channel: Channel, images: DeviceImages, threat: ThreatModel, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Observation]]:
-    """(private images, what the wire shows of them) in batches; only the second goes to an attack."""
+    """(private images, what this attacker sees of them) in batches; only the second goes to an attack."""
     model.eval()
-    for x, _ in images.in_order(500):
+    for x, y in images.in_order(500):
         z = model.edge(x)
-        yield x, Observation(torch.stack([channel.send(z, x, generator) for _ in range(repeats)], 1))
+        sent = torch.stack([channel.send(z, x, generator) for _ in range(threat.observations)], 1)  # [n, r, *z_shape]
+        logits = model.cloud(sent[:, 0]) if threat.cloud_weights else None
+        yield x, Observation(sent, logits, y if threat.labels else None)
 
 
 def score(attack: Attack, parts: Parts, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:
-    """One row for each test image, and all reconstructions."""
+    """One row for each test image, and all reconstructions. The noise comes from a seed that the attack does not know."""
     generator = stream(test.device, seed, "observation")
     rows: dict[str, list[Tensor]] = {"mse": [], "psnr": [], "ssim": []}
     rebuilt = []
-    for x, observation in observe(parts.model, parts.channel, test, attack.requires.observations, generator):
+    for x, observation in observe(parts.model, parts.channel, test, attack.requires, generator):
         guess = attack.reconstruct(observation)
         if guess.shape != x.shape:
             raise RuntimeError(f"{type(attack).__name__} gave {tuple(guess.shape)} for images of {tuple(x.shape)}")
@@ -98,6 +100,11 @@ def attack_folder(run: Run, config: Any) -> Path:
     return run.folder / "attacks" / f"{type(config).method}-{run.config.seed}"
 
 
+def options_of(config: Any) -> dict[str, Any]:
+    """As attack.json gives them back."""
+    return json.loads(json.dumps(vars(config)))
+
+
 def done_before(folder: Path, options: dict[str, Any], weights: str) -> bool:
     """A finished attack with the same options on the same weights is not run again."""
     path = folder / "attack.json"
@@ -111,12 +118,17 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
     """Run every attack of the config that has not been run on these weights yet."""
     from splitveil.progress import console, steps_bar
 
+    names = [type(config).method for config in run.config.attacks]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(
+            f"attacks: {min(twice)} is there twice; one run holds one of each, give the other its own --name"
+        )
     parts = load_parts(run, splits, device)
     weights = weights_digest(run)
     test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
     for config in run.config.attacks:
         entry, folder = ATTACKS.of(config), attack_folder(run, config)
-        options = json.loads(json.dumps(vars(config)))
+        options = options_of(config)
         if done_before(folder, options, weights):
             continue
         attack: Attack = entry.make_from(config, seed=seed_of(run.config.seed, "attack", entry.name))
@@ -133,7 +145,7 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
 
             attack.on_progress = show
             attack.fit(grant(attack.requires, parts.model, parts.channel, auxiliary, device, attack.seed))
-            rows, rebuilt = score(attack, parts, test, attack.seed)
+            rows, rebuilt = score(attack, parts, test, run.config.seed)
             show(1, 1)
         save_attack(folder, rows, rebuilt, test, sample_index(splits.test.labels), {
             "attack": entry.name, "seed": run.config.seed, "options": options, "weights_sha256": weights,
@@ -152,6 +164,7 @@ def save_attack(
 ) -> None:
     """attack.json comes last: it says that the attack is finished."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "attack.json").unlink(missing_ok=True)  # of an attack with other options or on other weights
     np.savez_compressed(folder / "rows.npz", **rows)  # type: ignore[arg-type]
     index = torch.from_numpy(kept).to(rebuilt.device)
     write_tensors(folder / "samples.safetensors", {
@@ -202,11 +215,11 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
     generator = stream(device, run.config.seed, "evaluation")
     outcome = run_pass(parts.model, parts.channel, test, generator)
     sigma, correct = parts.channel.noise_std, int(outcome.correct.sum())
-    attacks = {}
+    attacks, weights = {}, weights_digest(run)
     for config in run.config.attacks:
         folder = attack_folder(run, config)
-        if not (folder / "attack.json").exists():
-            raise UserError(f"{folder} is not finished; run `splitveil attack {run.folder}` first")
+        if not done_before(folder, options_of(config), weights):
+            raise UserError(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
         attacks[type(config).method] = read_attack(folder)
     mean = DeviceImages(splits.auxiliary, device).images.double().mean(0).div(255).float()
     ceiling = float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
@@ -240,10 +253,12 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "cost": {half: asdict(spent) for half, spent in cost(parts.model).items()},
         "z_shape": list(parts.model.z_shape),
         "config_sha256": run.config_sha256,
-        "weights_sha256": weights_digest(run),
+        "weights_sha256": weights,
         "splits": read_json(run.folder / "splits.json"),
         "environment": read_json(run.folder / "environment.json"),
-        "flags": raised(attacks, ceiling, acting, last["cem_steps"], last["cem_inactive"]),
+        "flags": raised(
+            attacks, ceiling, acting, None if parts.cem is None else last["cem_steps"], last["cem_inactive"]
+        ),
     }
     write_json(run.folder / "summary.json", summary)
     return summary

@@ -3,6 +3,7 @@
 Documented as: raised if / why it matters / what to do.
 """
 
+from math import isfinite
 from typing import Any, NamedTuple
 
 
@@ -29,7 +30,7 @@ FLAGS = {
         "raise the attack's epochs until the flag is gone",
     ),
     "defence-inactive": Flag(
-        "a configured defence changed nothing: z is sent as it is, or CEM's gradient was zero in most of its steps",
+        "a configured defence changed nothing: z is sent as it is, or CEM never acted or had a zero gradient in most steps",
         "the model is as undefended as without it",
         "raise its strength; for CEM look at the variance histogram against tau",
     ),
@@ -47,21 +48,27 @@ def still_falling(losses: list[float]) -> bool:
 
 
 def raised(
-    attacks: dict[str, dict[str, Any]], ceiling: float, acting: dict[str, bool], cem_steps: int, cem_inactive: int
+    attacks: dict[str, dict[str, Any]],
+    ceiling: float,
+    acting: dict[str, bool],
+    cem_steps: int | None,
+    cem_inactive: int,
 ) -> list[dict[str, str]]:
-    """The flags of one run, each with what raised it."""
+    """The flags of one run, each with what raised it; `cem_steps` is None for a run without CEM."""
     found: list[tuple[str, str]] = []
     for name, row in attacks.items():
-        if row["mse"] > 1.01 * ceiling:
+        if not row["mse"] <= 1.01 * ceiling:  # written so that NaN, an attack that diverged, raises it too
             found.append(("beaten-by-mean", f"{name}: MSE {row['mse']:.4f}, the mean image's is {ceiling:.4f}"))
         if still_falling(row.get("losses", [])):
             found.append(("attack-not-converged", f"{name}: its loss still falls after {len(row['losses'])} epochs"))
-    strongest = min((row["mse"] for row in attacks.values()), default=0.0)
-    if len(attacks) > 1 and strongest > 0.9 * ceiling:
+    strongest = min((row["mse"] for row in attacks.values() if isfinite(row["mse"])), default=ceiling)
+    if attacks and strongest > 0.9 * ceiling:
         found.append(
             ("metric-ceiling", f"the strongest attack reaches {strongest / ceiling:.0%} of the mean image's MSE")
         )
     found += [("defence-inactive", f"{name} changes nothing") for name, acts in acting.items() if not acts]
-    if cem_steps and cem_inactive > 0.5 * cem_steps:
+    if cem_steps == 0:
+        found.append(("defence-inactive", "CEM never acted: its warm-up is as long as the training"))
+    elif cem_steps is not None and cem_inactive > 0.5 * cem_steps:
         found.append(("defence-inactive", f"CEM's gradient was zero in {cem_inactive} of {cem_steps} steps"))
     return [{"flag": name, "detail": detail} for name, detail in found]

@@ -1,14 +1,17 @@
 """The headline table on the terminal: one row a run."""
 
+from math import isfinite
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
 def strongest(summary: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The attack with the lowest MSE; None where none was run."""
-    return min(summary["attacks"].items(), key=lambda item: item[1]["mse"], default=None)
+    """The attack with the lowest MSE; None where none was run or none gave a number."""
+    finite = [item for item in summary["attacks"].items() if isfinite(item[1]["mse"])]
+    return min(finite, key=lambda item: item[1]["mse"], default=None)
 
 
 def print_table(summaries: list[dict[str, Any]]) -> None:
@@ -24,9 +27,10 @@ def print_table(summaries: list[dict[str, Any]]) -> None:
             numbers = [f"{row['mse']:.4f}", f"{row['ssim']:.3f}", f"{row['psnr']:.1f}", f"{ratio:.2f}"]
         bits = "∞" if summary["bits"] is None else f"{summary['bits']:.0f}"
         accuracy = f"{summary['accuracy']:.3f} ± {(high - low) / 2:.3f}"
-        table.add_row(summary["name"], accuracy, name, *numbers, bits)
+        table.add_row(escape(summary["name"]), accuracy, name, *numbers, bits)
     console = Console()
     console.print(table)
     for summary in summaries:
         for flag in summary["flags"]:
-            console.print(f"[yellow]flag[/] {summary['name']}: {flag['flag']} ({flag['detail']})", highlight=False)
+            said = escape(f"{summary['name']}: {flag['flag']} ({flag['detail']})")
+            console.print(f"[yellow]flag[/] {said}", highlight=False)

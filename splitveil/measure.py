@@ -51,4 +51,4 @@ def variance_histogram(z: Tensor, y: Tensor, classes: int) -> Tensor:
 def histogram_position(variance: float) -> float:
     """Where a variance stands on the histogram's axis, 0 … 1."""
     low, high, _ = HISTOGRAM
-    return (log10(max(variance, 1e-30)) - low) / (high - low)
+    return (min(max(log10(max(variance, 1e-30)), low), high) - low) / (high - low)

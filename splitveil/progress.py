@@ -1,6 +1,5 @@
 """Progress on the terminal: what runs, how far it is, how fast, how long it will take."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-console = Console(file=sys.stderr)
+console = Console(stderr=True)
 
 
 class Rate(ProgressColumn):
@@ -20,7 +19,13 @@ class Rate(ProgressColumn):
 @contextmanager
 def steps_bar(title: str, total: int, done: int = 0, show: bool = True) -> Iterator[Callable[..., None]]:
     """A bar of `total` steps; call the yielded `advance(n, note="")`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+    )
     # Rich's own thread redraws ten times a second; an advance is only an addition and costs a step nothing.
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not show) as progress:
         task = progress.add_task(title, total=total, completed=done, note="")

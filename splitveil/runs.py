@@ -25,17 +25,23 @@ from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml
 from splitveil.registry import UserError
 
 SCHEMA = 1
+LATER = {"name", "device", "attacks"}
+"""Settings that may change on an existing run: they do not change what was trained."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is the old one or the whole new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # on a full disk half a file is in the way
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -59,7 +65,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            # Copies: get_tensor only maps the file, and whoever overwrites it later would crash us with a bus error.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except FileNotFoundError:
         raise UserError(f"{path} is missing; train the run first") from None
     except SafetensorError as error:
@@ -127,18 +134,20 @@ class Run:
         written = from_dict(to_dict(config))  # as it will be read back
         if (folder / "schema.json").exists():
             run = cls.open(folder)
-            # The attacks may be extended and the device changed later: neither changes what was trained.
-            later = {"name", "device", "attacks"}
-            old, new = ({k: v for k, v in to_dict(c).items() if k not in later} for c in (run.config, written))
+            old, new = ({k: v for k, v in to_dict(c).items() if k not in LATER} for c in (run.config, written))
             if changed := differences(old, new):
                 raise UserError(
                     f"{folder} holds a run with other settings ({changed[0]}); choose another --name or delete it"
                 )
             write_atomically(folder / "config.toml", to_toml(to_dict(written)).encode())
             return cls(folder, written)
-        if folder.exists() and any(p for p in folder.iterdir() if not p.name.startswith(".")):
-            raise UserError(f"{folder} exists and is not a run folder; choose another --name")
-        write_atomically(folder / "config.toml", to_toml(to_dict(written)).encode())
+        text = to_toml(to_dict(written)).encode()
+        if folder.exists():
+            found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+            killed = found == [folder / "config.toml"] and found[0].read_bytes() == text  # between the two writes below
+            if found and not killed:
+                raise UserError(f"{folder} exists and is not a run folder; choose another --name")
+        write_atomically(folder / "config.toml", text)
         write_json(folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"})  # last: now it is a run folder
         return cls(folder, written)
 
@@ -155,8 +164,8 @@ class Run:
 
     @property
     def config_sha256(self) -> str:
-        """Digest of all that decides the weights: the config without name and device."""
-        table = {k: v for k, v in to_dict(self.config).items() if k not in {"name", "device"}}
+        """Digest of all that decides the weights: the config without `LATER`."""
+        table = {k: v for k, v in to_dict(self.config).items() if k not in LATER}
         return hashlib.sha256(to_toml(table).encode()).hexdigest()
 
     def check_splits(self, summary: dict[str, Any]) -> None:
@@ -185,7 +194,8 @@ class Run:
         write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
 
     def save_weights(self, which: str, tensors: dict[str, Tensor], epoch: int) -> None:
-        metadata = {"epoch": str(epoch), "config_sha256": self.config_sha256}
+        # One key: safetensors writes several in random order, and equal weights would have files of different hashes.
+        metadata = {"weights": json.dumps({"epoch": epoch, "config_sha256": self.config_sha256})}
         write_tensors(self.folder / "weights" / f"{which}.safetensors", tensors, metadata)
 
     def load_weights(self, which: str = "last") -> dict[str, Tensor]:
@@ -204,9 +214,11 @@ class Run:
         if not path.exists():
             return None
         tensors, metadata = read_tensors(path)
+        if "train" not in metadata:
+            raise UserError(f"{path} holds no training state; delete {path.parent} to start the run anew")
         header = json.loads(metadata["train"])
         return tensors, header["others"], header["epoch"]
 
     def finished(self) -> bool:
-        path = self.folder / "state" / "train.json"
-        return path.exists() and read_json(path)["epoch"] + 1 >= self.config.train.epochs
+        saved = self.load_state()
+        return saved is not None and saved[2] + 1 >= self.config.train.epochs

@@ -76,6 +76,18 @@ def check(config: TrainConfig, images: int, world: int) -> None:
             raise UserError(f"train.{name} is {getattr(config, name)}, must be at least {low}")
     if not 0 < config.lr < float("inf"):
         raise UserError(f"train.lr is {config.lr}, must be above 0; 0.05 is a good start")
+    for name, high in {
+        "momentum": 1.0,
+        "weight_decay": float("inf"),
+        "gamma": float("inf"),
+        "label_smoothing": 1.0,
+    }.items():
+        if not 0 <= getattr(config, name) < high:
+            raise UserError(f"train.{name} is {getattr(config, name)}, must be at least 0 and below {high:g}")
+    if config.augment.crop < 0:
+        raise UserError(f"train.augment.crop is {config.augment.crop}, must be 0 (no crop) or more pixels")
+    if not isfinite(config.augment.rotate):
+        raise UserError(f"train.augment.rotate is {config.augment.rotate}, must be a number of degrees, such as 15")
     if config.batch > images:
         raise UserError(f"train.batch is {config.batch}, but there are {images} task images; lower it")
     if config.batch % world:
@@ -210,8 +222,7 @@ def restore(parts: "Parts", optimizer: torch.optim.Optimizer, run: "Run") -> tup
     if saved is None:
         return 0, -1.0
     tensors, others, epoch = saved
-    parts.model.load_state_dict(below(tensors, "model"))
-    parts.channel.load_state_dict(below(tensors, "channel"))
+    load_weights(parts, tensors)
     restore_optimizer(optimizer, below(tensors, "optimizer") | below(others, "optimizer"))
     if parts.cem is not None:
         parts.cem.load_state_dict(below(tensors, "cem"))
@@ -227,8 +238,14 @@ def weights_of(parts: "Parts") -> dict[str, Tensor]:
 
 
 def load_weights(parts: "Parts", tensors: dict[str, Tensor]) -> None:
-    parts.model.load_state_dict(below(tensors, "model"))
-    parts.channel.load_state_dict(below(tensors, "channel"))
+    try:
+        parts.model.load_state_dict(below(tensors, "model"))
+        parts.channel.load_state_dict(below(tensors, "channel"))
+    except RuntimeError as error:
+        what = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"the saved weights are not those of config.toml ({what}…); restore either, or train anew"
+        ) from None
 
 
 @contextmanager
@@ -237,6 +254,8 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0, 1
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield dist.get_rank(), dist.get_world_size()
@@ -260,7 +279,7 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
     first, best = restore(parts, optimizer, run)
     if rank == 0:
         run.drop_metrics_from(first)
-    board = tensorboard(run) if config.tensorboard and rank == 0 else None
+    board = tensorboard(run, first) if config.tensorboard and rank == 0 else None
     steps = task.steps(config.batch)
 
     with steps_bar(run.config.name, config.epochs * steps, done=first * steps, show=rank == 0) as advance:
@@ -321,11 +340,12 @@ def save(
         run.save_state(state_of(parts, optimizer, best), epoch)
 
 
-def tensorboard(run: "Run") -> Any:
+def tensorboard(run: "Run", first: int) -> Any:
+    """A writer that hides what an earlier, killed process wrote from epoch `first` on."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError(
             "train.tensorboard needs the package tensorboard: pip install 'splitveil[tensorboard]'"
         ) from None
-    return SummaryWriter(str(run.folder / "tensorboard"))
+    return SummaryWriter(str(run.folder / "tensorboard"), purge_step=first)

@@ -47,6 +47,10 @@ class Decoder(Attack):
         for name, value in {"width": width, "epochs": epochs, "batch": batch}.items():
             if value < 1:
                 raise UserError(f"decoder: {name} is {value}, must be at least 1")
+        if blocks < 0:
+            raise UserError(f"decoder: blocks is {blocks}, must be 0 or more")
+        if not 0 < lr < float("inf"):
+            raise UserError(f"decoder: lr is {lr}, must be above 0; 1e-3 is a good start")
         self.blocks, self.width, self.epochs, self.batch = blocks, width, epochs, batch
         self.lr, self.weight_decay = lr, weight_decay
 
@@ -57,7 +61,7 @@ class Decoder(Attack):
         net = res_decoder(access.z_shape, access.x_shape, self.blocks, self.width)
         net = net.to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         adam = torch.optim.Adam(net.parameters(), self.lr, weight_decay=self.weight_decay)
-        batch = min(self.batch, len(images))
+        batch, self.losses_ = min(self.batch, len(images)), []
         for epoch in range(self.epochs):
             for group in adam.param_groups:
                 group["lr"] = 1e-5 + (self.lr - 1e-5) * 0.5 * (1 + cos(pi * epoch / self.epochs))

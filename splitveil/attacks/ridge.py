@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack
-from splitveil.registry import ATTACKS
+from splitveil.registry import ATTACKS, UserError
 from splitveil.threat import Access, Observation
 
 
@@ -23,8 +23,8 @@ class Config:
     """Times each of the attacker's images is sent, each with fresh noise."""
 
 
-ALPHAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Candidates for the regularisation, as multiples of z's mean variance."""
+ALPHAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2)
+"""Candidates for the regularisation, as multiples of z's mean variance; for a z of pure noise the largest give the mean image."""
 
 
 def solver(z: Tensor, x: Tensor) -> Callable[[float], Tensor]:
@@ -46,6 +46,8 @@ class Ridge(Attack):
 
     def __init__(self, seed: int, passes: int) -> None:
         super().__init__(seed)
+        if passes < 1:
+            raise UserError(f"ridge: passes is {passes}, must be at least 1")
         self.passes = passes
 
     def fit(self, access: Access) -> "Ridge":

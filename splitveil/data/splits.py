@@ -8,6 +8,8 @@ same proportion (as far as whole images allow).
 """
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import floor, isfinite
 
 import numpy as np
 
@@ -55,7 +57,12 @@ def balanced_order(labels: np.ndarray, seed: int) -> np.ndarray:
 
 def sizes(total: int, shares: dict[str, float]) -> dict[str, int]:
     """Shares or numbers to numbers of images."""
-    counts = {name: round(share * total) if share <= 1 else int(share) for name, share in shares.items()}
+    for name, share in shares.items():
+        if not isfinite(share):
+            raise UserError(f"splits: {name} is {share}, must be a share up to 1 or a number of images")
+    # The bounds are rounded, not the sizes: 30 images in shares of .5, .05 and .45 must not become 15 + 2 + 14.
+    bounds = [0.0, *accumulate(share * total if share <= 1 else int(share) for share in shares.values())]
+    counts = {name: floor(hi + 0.5) - floor(lo + 0.5) for name, (lo, hi) in zip(shares, pairwise(bounds))}
     wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
     if min(shares.values()) < 0 or min(counts.values()) < 1:
         raise UserError(f"splits: {wanted} of {total} images; every part needs at least one image")

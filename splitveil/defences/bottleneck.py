@@ -8,6 +8,7 @@ No ReLU in between ("noRELU_C8S1"): z may be negative, unless `sigmoid` bounds i
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from splitveil.defences import Defence
@@ -47,6 +48,8 @@ class Bottleneck(Defence):
         if self.sigmoid:
             narrow.append(nn.Sigmoid())
         widen = nn.Conv2d(self.channels, c, self.kernel, padding=self.kernel // 2)
+        weights = next(model.parameters(), torch.empty(0))
+        narrow, widen = [layer.to(weights) for layer in narrow], widen.to(weights)  # same device, same precision
         edge = nn.Sequential(OrderedDict(inner=model.edge, narrow=nn.Sequential(*narrow)))
         cloud = nn.Sequential(OrderedDict(widen=widen, inner=model.cloud))
         return SplitModel(edge, cloud, (self.channels, h, w), model.x_shape)

@@ -33,25 +33,25 @@ class Fold(nn.Module):
         return z.transpose(1, 2).reshape(len(z), z.shape[2], side, side)
 
 
-def as_image(z_shape: tuple[int, ...], width: int) -> tuple[list[nn.Module], tuple[int, int]]:
-    """Layers that bring z to [b, c, h, h], and (c, h)."""
+def as_image(z_shape: tuple[int, ...], width: int) -> tuple[list[nn.Module], tuple[int, ...]]:
+    """Layers that bring z to [b, c, h, w], and (c, h, w)."""
     if len(z_shape) == 3:
-        return [], (z_shape[0], z_shape[1])
+        return [], z_shape
     if len(z_shape) == 2 and isqrt(z_shape[0]) ** 2 == z_shape[0]:
-        return [Fold()], (z_shape[1], isqrt(z_shape[0]))
-    return [nn.Flatten(), nn.Linear(prod(z_shape), width * 16), nn.Unflatten(1, (width, 4, 4))], (width, 4)
+        return [Fold()], (z_shape[1], isqrt(z_shape[0]), isqrt(z_shape[0]))
+    return [nn.Flatten(), nn.Linear(prod(z_shape), width * 16), nn.Unflatten(1, (width, 4, 4))], (width, 4, 4)
 
 
 def res_decoder(z_shape: tuple[int, ...], x_shape: tuple[int, ...], blocks: int, width: int) -> nn.Sequential:
     """z [b, *z_shape] -> x [b, *x_shape] in (0, 1)."""
-    channels, size = x_shape[0], x_shape[-1]
-    layers, (z_channels, z_size) = as_image(z_shape, width)
+    channels, height, width_x = x_shape
+    layers, (z_channels, h, w) = as_image(z_shape, width)
     layers += [ResBlock(z_channels, width), *(ResBlock(width, width) for _ in range(blocks))]
-    doublings = max(0, round(log2(size / z_size)))
+    doublings = max(0, round(log2(min(height / h, width_x / w))))
     layers += [ResBlock(width, width) for _ in range(2 - doublings)]
     for _ in range(doublings):
         up = nn.ConvTranspose2d(width, width, 3, stride=2, padding=1, output_padding=1)
         layers += [up, nn.BatchNorm2d(width), nn.ReLU()]
-    if z_size * 2**doublings != size:
-        layers.append(nn.Upsample(size=size, mode="bilinear", align_corners=False))
+    if (h * 2**doublings, w * 2**doublings) != (height, width_x):
+        layers.append(nn.Upsample(size=(height, width_x), mode="bilinear", align_corners=False))
     return nn.Sequential(*layers, ResBlock(width, channels), nn.Sigmoid())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from splitveil.models import he_start
 from splitveil.registry import MODELS
 
 PLAN = (  # expansion t, channels, blocks, stride of the first of them
@@ -63,4 +64,4 @@ def mobilenetv2(channels: int, size: int, classes: int, cut: str) -> nn.Sequenti
             inputs = width
     stages["last"] = nn.Sequential(*conv(inputs, 1280, 1))
     stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
-    return nn.Sequential(stages)
+    return he_start(nn.Sequential(stages))

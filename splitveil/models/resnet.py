@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.models import he_start
 from splitveil.registry import MODELS
 
 
@@ -67,7 +68,7 @@ def chain(widths: tuple[int, ...], blocks: int, projects: bool, channels: int, c
             stages[f"block{len(stages)}"] = Block(inputs, width, 1 if inputs == width else 2, projects)
             inputs = width
     stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
-    return nn.Sequential(stages)
+    return he_start(nn.Sequential(stages))
 
 
 @MODELS.register("resnet18", Config)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from splitveil.models import he_start
 from splitveil.registry import MODELS
 
 
@@ -35,12 +36,11 @@ def conv(inputs: int, outputs: int, norm: bool, pool: bool) -> nn.Sequential:
 @MODELS.register("small", Config)
 def small(channels: int, size: int, classes: int, cut: str, width: int, norm: bool) -> nn.Sequential:
     """Four convolutions, two of them on the edge; made for CPUs."""
-    return nn.Sequential(
-        OrderedDict(
-            conv1=conv(channels, width, norm, pool=True),  # [b, w, s/2, s/2]
-            conv2=conv(width, 2 * width, norm, pool=True),  # [b, 2w, s/4, s/4]
-            conv3=conv(2 * width, 4 * width, norm, pool=True),  # [b, 4w, s/8, s/8]
-            conv4=conv(4 * width, 4 * width, norm, pool=False),
-            head=nn.Sequential(nn.Flatten(), nn.Linear(4 * width * (size // 8) ** 2, classes)),
-        )
+    stages: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=conv(channels, width, norm, pool=True),  # [b, w, s/2, s/2]
+        conv2=conv(width, 2 * width, norm, pool=True),  # [b, 2w, s/4, s/4]
+        conv3=conv(2 * width, 4 * width, norm, pool=True),  # [b, 4w, s/8, s/8]
+        conv4=conv(4 * width, 4 * width, norm, pool=False),
+        head=nn.Sequential(nn.Flatten(), nn.Linear(4 * width * (size // 8) ** 2, classes)),
     )
+    return he_start(nn.Sequential(stages))

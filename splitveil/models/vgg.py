@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from splitveil.models import he_start
 from splitveil.registry import MODELS, UserError
 
 PLANS = {  # output channels of each convolution; 0 is a max-pool that belongs to the convolution before it
@@ -43,7 +44,7 @@ def chain(plan: tuple[int, ...], channels: int, size: int, classes: int) -> nn.S
             stages[f"conv{len(stages) + 1}"] = conv(inputs, width, pool=after == 0)
             inputs = width
     stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
-    return nn.Sequential(stages)
+    return he_start(nn.Sequential(stages))
 
 
 @MODELS.register("vgg11", Config)

@@ -1,5 +1,25 @@
-"""Report."""
+"""Report: run folders to one HTML file that anybody can open, offline, with tables, pictures and figures.
+
+    write_report([Path("runs/demo/none"), Path("runs/demo/gaussian")], Path("runs/demo/report.html"))
+
+The first folder is what the others are compared with. facts.py reads and words, figures.py draws, pictures.py lays out
+reconstructions, page.py fills report.html; nothing is computed that `evaluate` has not measured.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from splitveil.registry import UserError
+from splitveil.runs import write_atomically
 
 
-def write_report(folders, out):
+def write_report(folders: list[Path], out: Path) -> Path:
+    """Write the report of evaluated runs to `out` and return it."""
+    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"the report needs {' and '.join(missing)}: pip install 'splitveil[report]'")
+    from splitveil.report.facts import read_runs
+    from splitveil.report.page import page
+
+    write_atomically(out, page(read_runs(folders)).encode())
     return out

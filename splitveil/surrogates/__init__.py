@@ -33,9 +33,24 @@ class Surrogate(nn.Module):
     """Epochs between calls of `refresh`; None if the surrogate has no such statistics."""
     tau: float | None = None
     """Variance below which the hinge is off; None without a hinge."""
+    needs_noise: bool = False
+    """Means something only under the channel's own Gaussian noise."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.dim, self.classes = dim, classes
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         raise NotImplementedError
+
+    def flat(self, z: Tensor) -> Tensor:
+        """[b, …] -> [b, d], if that is the d it was built for."""
+        z = z.flatten(1)
+        if z.shape[1] != self.dim:
+            raise UserError(
+                f"the surrogate was built for dim={self.dim}, z has {z.shape[1]} numbers an image; build it anew"
+            )
+        return z
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""
@@ -43,6 +58,8 @@ class Surrogate(nn.Module):
 
 def threshold(sigma: float, var_threshold: float, offset: float) -> float:
     """tau = max(var_threshold * sigma^2, 1e-8) + offset."""
+    if not 0 <= sigma < float("inf"):
+        raise UserError(f"cem: sigma is {sigma}, must be 0 or more")
     return max(var_threshold * sigma**2, 1e-8) + offset
 
 

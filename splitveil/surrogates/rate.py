@@ -34,23 +34,27 @@ def diagonal_rate(variance: Tensor, sigma: float) -> Tensor:
     return 0.5 * torch.log1p(variance / sigma**2).sum(-1)
 
 
+def log_diagonal(gram: Tensor) -> Tensor:
+    """Logarithms of the diagonal of the Cholesky factor of I + gram; their sum is 1/2 log det."""
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return torch.linalg.cholesky_ex(gram + eye).L.diagonal(dim1=-2, dim2=-1).log()
+
+
 def full_rate(z: Tensor, y: Tensor, mean: Tensor, count: Tensor, sigma: float) -> Tensor:
     """1/2 log det(I + Cov_c / sigma^2) of each class, [b, d] -> [c] nats.
 
-    Dimensions and samples swap freely inside the determinant, so the smaller of the two Gram matrices is used: b x b with the
-    samples of other classes masked out, or d x d.
+    Dimensions and samples swap freely inside the determinant, so the smaller of the two Gram matrices is used: b x b with pairs
+    of two classes masked out, or d x d for each class. The first is block-diagonal up to the order of the samples, which does not
+    change a class's product of diagonal entries: one factorisation gives all classes.
     """
     b, d = z.shape
-    classes = len(count)
-    member = torch.nn.functional.one_hot(y, classes).to(z.dtype).T  # [c, b]
+    member = torch.nn.functional.one_hot(y, len(count)).to(z.dtype).T  # [c, b]
     scale = (count.clamp_min(1) * sigma**2).rsqrt()  # [c]
     centred = (z - mean[y]) * scale[y].unsqueeze(1)  # [b, d]
     if b < d:
-        gram = (centred @ centred.T) * member.unsqueeze(1) * member.unsqueeze(2)  # [c, b, b]
-    else:
-        gram = torch.einsum("cb,bd,be->cde", member, centred, centred)  # [c, d, d]
-    eye = torch.eye(gram.shape[-1], dtype=z.dtype, device=z.device)
-    return torch.linalg.cholesky_ex(gram + eye).L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        gram = (centred @ centred.T) * (y.unsqueeze(0) == y.unsqueeze(1))  # [b, b]
+        return member @ log_diagonal(gram)
+    return log_diagonal(torch.einsum("cb,bd,be->cde", member, centred, centred)).sum(-1)  # [c, d, d] -> [c]
 
 
 def bits(z: Tensor, y: Tensor, classes: int, sigma: float, form: str = "diagonal") -> Tensor:
@@ -68,18 +72,22 @@ def bits(z: Tensor, y: Tensor, classes: int, sigma: float, form: str = "diagonal
 class Rate(Surrogate):
     """Bits that the Gaussian channel lets through, per class; nothing learned, nothing to cheat with."""
 
+    needs_noise = True
+
     def __init__(self, dim: int, classes: int, sigma: float | None, form: str) -> None:
-        super().__init__()
+        super().__init__(dim, classes)
         if not sigma:
             raise UserError(
                 "surrogate 'rate' needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
             )
+        if not 0 < sigma < float("inf"):
+            raise UserError(f"surrogate 'rate': sigma is {sigma}, must be above 0")
         if form not in ("diagonal", "full"):
             raise UserError(f"surrogate 'rate': form is {form!r}, must be 'diagonal' or 'full'")
-        self.dim, self.classes, self.sigma, self.form = dim, classes, sigma, form
+        self.sigma, self.form = sigma, form
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        z = z.flatten(1)
+        z = self.flat(z)
         count, mean, variance = class_moments(z, y, self.classes)
         nats = diagonal_rate(variance, self.sigma)
         per_dimension = nats / self.dim

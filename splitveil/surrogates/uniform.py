@@ -8,12 +8,11 @@ Without Gaussian noise sigma only sets tau. Suggested: strength 4 to 16 at loss_
 """
 
 from dataclasses import dataclass
-from math import log
 
 import torch
 from torch import Tensor
 
-from splitveil.registry import SURROGATES
+from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, threshold
 from splitveil.surrogates.by_class import class_moments, over_classes, skipped
 
@@ -28,7 +27,8 @@ class Config:
 
 def hinge(variance: Tensor, tau: float, offset: float) -> Tensor:
     """max(0, log(v + offset) - log tau), active above tau."""
-    return torch.relu(torch.log(variance + offset) - log(tau))
+    # The clamp stands inside the log: with offset 0 an empty class has v = 0, and 0 * d log(0) is not 0 but NaN.
+    return torch.log(((variance + offset) / tau).clamp_min(1))
 
 
 @SURROGATES.register("uniform", Config)
@@ -38,18 +38,21 @@ class Uniform(Surrogate):
     loss_scale = 0.1
 
     def __init__(self, dim: int, classes: int, sigma: float | None, var_threshold: float, offset: float) -> None:
-        super().__init__()
-        self.classes, self.offset = classes, offset
-        self.tau = threshold(sigma or 0.0, var_threshold, offset)
+        super().__init__(dim, classes)
+        for name, value in {"var_threshold": var_threshold, "offset": offset}.items():
+            if not 0 <= value < float("inf"):
+                raise UserError(f"surrogate 'uniform': {name} is {value}, must be 0 or more")
+        self.offset = offset
+        self.level = threshold(sigma or 0.0, var_threshold, offset)  # tau of the equation, which has the offset in it
+        self.tau = self.level - offset
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        assert self.tau is not None
-        count, _, variance = class_moments(z.flatten(1), y, self.classes)
-        penalty = hinge(variance, self.tau, self.offset).mean(1)  # [c]
+        count, _, variance = class_moments(self.flat(z), y, self.classes)
+        penalty = hinge(variance, self.level, self.offset).mean(1)  # [c]
         loss = over_classes(penalty, count)
         diagnostics = {
             "variance": variance.mean(1).detach(),
-            "above_tau": (variance + self.offset > self.tau).float().mean(),
+            "above_tau": over_classes((variance + self.offset > self.level).float().mean(1), count),
             "skipped_classes": skipped(count),
         }
         return SurrogateOutput(loss, loss.detach(), diagnostics)

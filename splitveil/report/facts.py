@@ -1,0 +1,224 @@
+"""What the report says: the measured facts of each run, the verdict over them, and what speaks against a comparison."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from splitveil.evaluate import weights_digest
+from splitveil.headline import strongest
+from splitveil.registry import UserError
+from splitveil.runs import SCHEMA, Run, read_json
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run as the report shows it."""
+
+    label: str
+    """The run's name, told apart from others of the same name."""
+    slot: int
+    """Its place in the report; decides its colour everywhere."""
+    folder: Path
+    summary: dict[str, Any]
+    curves: list[dict[str, Any]]
+    """One line an epoch, in order."""
+    epochs: int
+    """How many epochs its config asks for."""
+    config_text: str
+    weights_now: str | None
+    """Digest of the weights that lie in the folder now."""
+
+    @property
+    def strongest(self) -> tuple[str, dict[str, Any]] | None:
+        """The attack with the lowest MSE, of those that gave a number."""
+        return strongest({"attacks": {k: row for k, row in self.summary["attacks"].items() if isfinite(row["mse"])}})
+
+    @property
+    def test_set(self) -> str:
+        return self.summary["splits"]["test"]["sha256"]
+
+
+def read_runs(folders: list[Path]) -> list[Shown]:
+    if not folders:
+        raise UserError("a report needs at least one run folder, such as runs/demo/none")
+    runs = [Run.open(folder) for folder in folders]
+    summaries = [read_summary(folder) for folder in folders]
+    shown = []
+    for slot, (run, summary, label) in enumerate(zip(runs, summaries, distinct_labels(summaries))):
+        # A killed epoch may stand there twice: the later line counts.
+        by_epoch = {line["epoch"]: line for line in run.metrics()}
+        weights = run.folder / "weights" / "last.safetensors"
+        shown.append(Shown(
+            label, slot, run.folder, summary, [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs,
+            without_paths((run.folder / "config.toml").read_text(encoding="utf-8")),
+            weights_digest(run) if weights.exists() else None,
+        ))  # fmt: skip
+    return shown
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    if not (folder / "summary.json").exists():
+        raise UserError(f"{folder} has no summary.json; run `splitveil evaluate {folder}` first")
+    summary = read_json(folder / "summary.json")
+    if summary.get("schema") != SCHEMA:
+        raise UserError(
+            f"{folder}/summary.json has schema {summary.get('schema')}, this splitveil reads {SCHEMA}; "
+            f"run `splitveil evaluate {folder}` again"
+        )
+    return summary
+
+
+def distinct_labels(summaries: list[dict[str, Any]]) -> list[str]:
+    """Names; where they repeat with the seed, and where that repeats too with a number."""
+    labels = [summary["name"] for summary in summaries]
+    if len(set(labels)) < len(labels):
+        labels = [f"{summary['name']}, seed {summary['seed']}" for summary in summaries]
+    seen: Counter[str] = Counter()
+    for i, label in enumerate(labels):
+        seen[label] += 1
+        if seen[label] > 1:
+            labels[i] = f"{label} ({seen[label]})"
+    return labels
+
+
+ABSOLUTE = re.compile(r'"(?:file:|/|~|[A-Za-z]:[\\/]|\\\\)(?:\\.|[^"\\])*"')
+
+
+def without_paths(toml: str) -> str:
+    """Absolute paths of a config, cut to their last part: they tell about a person's machine, not about the run."""
+
+    def last_part(match: re.Match[str]) -> str:
+        parts = [part for part in re.split(r"[\\/]+", match[0].strip('"')) if part]
+        return f'"…/{parts[-1] if parts else ""}"'
+
+    return ABSOLUTE.sub(last_part, toml)
+
+
+def percent(share: float) -> float:
+    """As it is printed, so that differences of printed numbers come out right."""
+    return round(100 * share, 1)
+
+
+def small(value: float) -> str:
+    """An MSE: four decimals, or two digits where those would be mostly zeros."""
+    return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.2g}"
+
+
+def verdict(runs: list[Shown]) -> tuple[str, str]:
+    """The answer in one sentence, and what it rests on."""
+    attacked = [run for run in runs if run.strongest is not None]
+    if not attacked:
+        return (
+            "No attack was run, so this report cannot say what leaks.",
+            "Run `splitveil attack`, then `splitveil evaluate`.",
+        )
+    if len(attacked) == 1:
+        return alone(attacked[0])
+    if len({run.test_set for run in attacked}) > 1:
+        return (
+            "These runs were tested on different images, so they are not ranked.",
+            "Each row stands for itself; only its share of its own ceiling can be set beside the others.",
+        )
+    if any(faced(run) != faced(attacked[0]) for run in attacked):
+        return (
+            "These runs did not face the same attacks, so they are not ranked.",
+            "A run that met only weak attacks would look private; compare the rows of one attack below.",
+        )
+    first = attacked[0]
+    least = max(attacked, key=_strongest_mse)
+    if least is first:
+        return f"No other run leaks less than {first.label}, the first.", alone(first)[1]
+    ratio = _strongest_mse(least) / _strongest_mse(first) if _strongest_mse(first) else float("inf")
+    times = f"{ratio:.1f} times" if ratio >= 1.1 else f"{ratio:.2f} times"
+    overlap = (
+        "; the 95 % intervals overlap"
+        if meet(_strongest_row(least)["mse_ci95"], _strongest_row(first)["mse_ci95"])
+        else ""
+    )
+    detail = (
+        f"The strongest attack on it ({_strongest_name(least)}) is left with {times} the error of the strongest on {first.label} "
+        f"(MSE {small(_strongest_mse(least))} against {small(_strongest_mse(first))}{overlap}). That is {of_ceiling(least)}."
+    )
+    return f"{least.label} leaks least, {price(least, first)}.", detail
+
+
+def alone(run: Shown) -> tuple[str, str]:
+    name, row = run.strongest or ("", {})
+    others = len(run.summary["attacks"])
+    which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
+    return (
+        f"Against {run.label} the best reconstruction has an MSE of {small(row['mse'])}, {of_ceiling(run)}.",
+        f"It comes from {name}, {which}; the model is right on {percent(run.summary['accuracy'])} % of the test images.",
+    )
+
+
+def of_ceiling(run: Shown) -> str:
+    share = _strongest_mse(run) / run.summary["ceiling_mse"]
+    return f"{100 * share:.0f} % of the error of an attacker who sees nothing"
+
+
+def price(run: Shown, first: Shown) -> str:
+    """What a run costs in accuracy against the first."""
+    here, there = percent(run.summary["accuracy"]), percent(first.summary["accuracy"])
+    points = round(there - here, 1)
+    if points == 0:
+        return f"at the accuracy of {first.label} ({here} %)"
+    overlap = (
+        "; the 95 % intervals overlap" if meet(run.summary["accuracy_ci95"], first.summary["accuracy_ci95"]) else ""
+    )
+    change = "at a cost of" if points > 0 else "and gains"
+    unit = "point" if abs(points) == 1 else "points"
+    return f"{change} {abs(points)} {unit} of accuracy against {first.label} ({here} % against {there} %{overlap})"
+
+
+def meet(a: list[float], b: list[float]) -> bool:
+    """Whether two intervals have a number in common."""
+    return a[0] <= b[1] and b[0] <= a[1]
+
+
+def faced(run: Shown) -> dict[str, Any]:
+    """The attacks that gave a number, with their settings."""
+    return {name: row["options"] for name, row in run.summary["attacks"].items() if isfinite(row["mse"])}
+
+
+def _strongest_row(run: Shown) -> dict[str, Any]:
+    assert run.strongest is not None
+    return run.strongest[1]
+
+
+def _strongest_mse(run: Shown) -> float:
+    return _strongest_row(run)["mse"]
+
+
+def _strongest_name(run: Shown) -> str:
+    assert run.strongest is not None
+    return run.strongest[0]
+
+
+def cautions(runs: list[Shown]) -> list[str]:
+    """What a reader must know before setting the rows side by side."""
+    found = []
+    if len({run.test_set for run in runs}) > 1:
+        found.append("The runs were tested on different images: their numbers cannot be compared row by row.")
+    if any(faced(run) != faced(runs[0]) for run in runs):
+        found.append(
+            "The runs did not face the same attacks with the same settings: "
+            "compare the rows of one attack, not the strongest ones."
+        )
+    for run in runs:
+        weights = run.summary["weights_sha256"]
+        if not run.summary["attacks"]:
+            found.append(f"{run.label} was not attacked: nothing is known about what it leaks.")
+        if run.curves and len(run.curves) < run.epochs:
+            found.append(f"{run.label} has been trained for {len(run.curves)} of its {run.epochs} epochs.")
+        if run.weights_now not in (None, weights):
+            found.append(f"{run.label} has been trained further since it was measured: attack and evaluate it again.")
+        for name, row in run.summary["attacks"].items():
+            if row["weights_sha256"] != weights:
+                found.append(f"{name} attacked other weights of {run.label} than were measured: attack it again.")
+            if not isfinite(row["mse"]):
+                found.append(f"{name} against {run.label} gave no number; it is left out of the comparison.")
+    return found

@@ -1,0 +1,144 @@
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitveil import attacks, defences
+from splitveil.attacks.ridge import solver
+from splitveil.channel import Channel
+from splitveil.data import ImageSet
+from splitveil.data.loader import DeviceImages
+from splitveil.data.readers.fashion import fashion
+from splitveil.metrics.image import mse, psnr
+from splitveil.registry import UserError
+from splitveil.split import SplitModel
+from splitveil.threat import Observation, grant
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def bundled() -> tuple[DeviceImages, Tensor]:
+    """The attacker's images, and private ones."""
+    source = fashion()
+    assert source.test is not None
+    return DeviceImages(source.train.take(np.arange(1500)), CPU), torch.from_numpy(
+        source.test.images[:200]
+    ).float() / 255
+
+
+def fitted(edge: nn.Module, channel: Channel, images: DeviceImages, z_shape: tuple[int, ...]) -> attacks.Attack:
+    model = SplitModel(edge, nn.Flatten(), z_shape, tuple(images.images.shape[1:]))
+    attack = attacks.build("ridge")
+    return attack.fit(grant(attack.requires, model, channel, images, CPU, 0))
+
+
+def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
+    images, private = bundled()
+    attack = fitted(nn.Identity(), Channel(), images, (1, 32, 32))
+    rebuilt = attack.reconstruct(Observation(private.unsqueeze(1)))
+    assert psnr(rebuilt, private).mean() > 40
+
+
+def test_from_fewer_samples_than_dimensions_it_still_solves_the_regression() -> None:
+    """n x n instead of d x d: both sides give the same weights, those of numpy's solution."""
+    rng = np.random.default_rng(0)
+    z, x = rng.standard_normal((12, 30)), rng.standard_normal((12, 4))
+    for features in (z, z[:, :5]):
+        d = features.shape[1]
+        expected = np.linalg.solve(features.T @ features + 0.1 * 12 * np.eye(d), features.T @ x)
+        ours = solver(torch.from_numpy(features), torch.from_numpy(x))(0.1)
+        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.2])
+def test_of_a_linear_edge_with_noise_it_reaches_the_linear_mmse(sigma: float) -> None:
+    """x ~ N(1/2, S), z' = A x + noise: no linear attack does better than tr(S - S A^T (A S A^T + sigma^2)^-1 A S)."""
+    rng = np.random.default_rng(0)
+    p, d, n = 36, 20, 8000
+    mixing = rng.standard_normal((p, p)) * np.geomspace(1, 0.05, p)
+    mixing *= 0.1 / np.sqrt((mixing**2).sum(1, keepdims=True))  # every pixel has a standard deviation of 0.1
+    covariance, encoder = mixing @ mixing.T, rng.standard_normal((d, p)) / 6
+    gain = covariance @ encoder.T @ np.linalg.inv(encoder @ covariance @ encoder.T + sigma**2 * np.eye(d))
+    optimum = np.trace(covariance - gain @ encoder @ covariance) / p
+
+    pixels = np.clip(0.5 + rng.standard_normal((4 * n, p)) @ mixing.T, 0, 1)
+    images = np.round(255 * pixels).astype(np.uint8).reshape(-1, 1, 6, 6)
+    own = DeviceImages(ImageSet(images[:n], np.zeros(n, np.int64), ("a",)), CPU)
+    linear = nn.Linear(p, d, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(encoder))
+    channel = Channel([defences.build("gaussian", sigma=sigma)])
+    attack = fitted(nn.Sequential(nn.Flatten(), linear), channel, own, (d,))
+
+    private = torch.from_numpy(images[n:]).float() / 255
+    with torch.no_grad():
+        z = channel.send(linear(private.flatten(1)), private, torch.Generator().manual_seed(9))
+    error = mse(attack.reconstruct(Observation(z.unsqueeze(1))), private).mean().item()
+    assert error == pytest.approx(optimum, rel=0.01)
+    assert optimum < 0.8 * 0.01  # the variance of a pixel: z does tell something
+
+
+class Noise(nn.Module):
+    """An edge that says nothing."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.d = d
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.randn(len(x), self.d)
+
+
+@pytest.mark.parametrize(("n", "d"), [(1500, 16), (300, 256), (100, 500)])
+def test_of_pure_noise_it_makes_nothing_better_and_nothing_much_worse_than_the_mean_image(n: int, d: int) -> None:
+    torch.manual_seed(0)
+    images, private = bundled()
+    images = DeviceImages(ImageSet(images.images[:n].numpy(), images.labels[:n].numpy(), ("a",) * 10), CPU)
+    attack = fitted(Noise(d), Channel(), images, (d,))
+    rebuilt = attack.reconstruct(Observation(torch.randn(200, 1, d)))
+    ceiling = mse(images.images.float().mean(0).div(255).expand_as(private), private).mean().item()
+    assert mse(rebuilt, private).mean().item() == pytest.approx(ceiling, rel=0.02)
+
+
+class Scrambled(nn.Module):
+    """The same z for the same image, but nothing to be learnt for others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        projection = torch.randn(x[0].numel(), 300, generator=torch.Generator().manual_seed(0))
+        return torch.sin(1e3 * x.flatten(1) @ projection)
+
+
+def test_an_image_that_judges_the_regularisation_is_in_no_pass_of_those_that_train() -> None:
+    images, private = bundled()
+    images = DeviceImages(ImageSet(images.images[:103].numpy(), images.labels[:103].numpy(), ("a",) * 10), CPU)
+    attack = fitted(Scrambled(), Channel(), images, (300,))
+    rebuilt = attack.reconstruct(Observation(Scrambled()(private).unsqueeze(1)))
+    ceiling = mse(images.images.float().mean(0).div(255).expand_as(private), private).mean().item()
+    assert mse(rebuilt, private).mean().item() == pytest.approx(ceiling, rel=0.05)
+
+
+def test_several_releases_are_averaged() -> None:
+    images, private = bundled()
+    channel = Channel([defences.build("gaussian", sigma=0.5)])
+    attack = fitted(nn.Flatten(), channel, images, (1024,))
+    generator = torch.Generator().manual_seed(0)
+    z = torch.stack([channel.send(private.flatten(1), private, generator) for _ in range(8)], 1)
+    once = mse(attack.reconstruct(Observation(z[:, :1])), private).mean()
+    assert mse(attack.reconstruct(Observation(z)), private).mean() < 0.9 * once
+
+
+def test_constant_features_are_answered_with_the_mean_image() -> None:
+    images, _ = bundled()
+    attack = fitted(nn.Sequential(nn.Flatten(), nn.Threshold(1e9, 3.0)), Channel(), images, (1024,))
+    expected = images.images.double().mean(0).div(255).float()
+    rebuilt = attack.reconstruct(Observation(torch.full((2, 1, 1024), 3.0)))
+    torch.testing.assert_close(rebuilt, expected.expand(2, 1, 32, 32), atol=1e-5, rtol=0)
+
+
+def test_no_pass_is_refused() -> None:
+    with pytest.raises(UserError, match="ridge: passes is 0"):
+        attacks.build("ridge", passes=0)

@@ -1,0 +1,43 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors on shared cores: more threads only wait for each other, and bits depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An .npz of 800 + 120 grey images of 16 x 16 pixels in 4 classes, each a noisy copy of its class's pattern."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (4, 16, 16))
+
+    def part(n: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(n) % 4
+        noisy = 0.5 * patterns[labels] + 0.5 * rng.integers(0, 256, (n, 16, 16))
+        return noisy.astype(np.uint8), labels
+
+    file = tmp_path_factory.mktemp("data") / "pictures.npz"
+    (images, labels), (test_images, test_labels) = part(800), part(120)
+    np.savez(file, images=images, labels=labels, test_images=test_images, test_labels=test_labels)
+    return file
+
+
+@pytest.fixture
+def small(pictures: Path) -> list[str]:
+    """Flags of a run that trains in a fifth of a second: 3 epochs of 5 steps, noise, CEM from the second epoch on."""
+    return f"""
+        --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200
+        --model.width 4 --defences bottleneck,gaussian --defences.0.channels 4 --defences.1.sigma 0.1
+        --cem.surrogate uniform --cem.strength 16 --cem.warmup 1 --cem.lr-rescale off
+        --train.epochs 3 --train.batch 32 --attacks mean_image --device cpu
+    """.split()

@@ -1,0 +1,148 @@
+"""What every registered attack must do. A new one is tested here without a line added; OPTIONS can make it small."""
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from splitveil import defences
+from splitveil.attacks import Attack, build
+from splitveil.channel import Channel
+from splitveil.data.loader import DeviceImages
+from splitveil.data.readers.fashion import fashion
+from splitveil.metrics.image import mse
+from splitveil.registry import ATTACKS, MODELS, UserError
+from splitveil.split import SplitModel, build_model
+from splitveil.threat import Access, Observation, ThreatModel, grant
+
+OPTIONS: dict[str, dict[str, Any]] = {"decoder": {"blocks": 1, "width": 8, "epochs": 2, "batch": 32}}
+every_attack = pytest.mark.parametrize("name", ATTACKS.names())
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def setting() -> tuple[SplitModel, Channel, DeviceImages, DeviceImages]:
+    """A split model with noise, the attacker's images and private ones."""
+    torch.manual_seed(0)
+    channel = Channel([defences.build("bottleneck"), defences.build("gaussian", sigma=0.1)])
+    model = channel.rebuild(build_model(MODELS["small"].config(width=4), (1, 32, 32), 10))  # type: ignore[call-arg]
+    source = fashion()
+    assert source.test is not None
+    own, private = source.train.take(np.arange(200)), source.test.take(np.arange(20))
+    return model.eval(), channel, DeviceImages(own, CPU), DeviceImages(private, CPU)
+
+
+def granted(attack: Attack) -> Access:
+    model, channel, own, _ = setting()
+    return grant(attack.requires, model, channel, own, CPU, seed=5)
+
+
+@cache
+def fitted(name: str) -> Attack:
+    attack = build(name, seed=3, **OPTIONS.get(name, {}))
+    assert attack.fit(granted(attack)) is attack
+    return attack
+
+
+def observation(repeats: int = 1, n: int = 20) -> tuple[torch.Tensor, Observation]:
+    model, channel, _, private = setting()
+    x = private.take(slice(0, n))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        z = model.edge(x)
+        return x, Observation(torch.stack([channel.send(z, x, generator) for _ in range(repeats)], 1))
+
+
+@every_attack
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("n", [1, 20])
+def test_it_gives_one_image_in_the_unit_interval_for_each_that_it_saw(name: str, repeats: int, n: int) -> None:
+    x, seen = observation(repeats, n)
+    rebuilt = fitted(name).reconstruct(seen)
+    assert rebuilt.shape == x.shape
+    assert rebuilt.dtype == torch.float32
+    assert rebuilt.min() >= 0
+    assert rebuilt.max() <= 1
+    assert not rebuilt.requires_grad
+
+
+# A small one is trained for seconds only; its own test says what it reaches.
+@pytest.mark.parametrize("name", [name for name in ATTACKS.names() if name not in OPTIONS])
+def test_it_is_not_worse_than_the_mean_image(name: str) -> None:
+    x, seen = observation()
+    mean = fitted("mean_image").reconstruct(seen)
+    assert mse(fitted(name).reconstruct(seen), x).mean() <= 1.001 * mse(mean, x).mean()
+
+
+@every_attack
+def test_each_image_is_rebuilt_from_its_own_release_alone(name: str) -> None:
+    _, seen = observation()
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    attack = fitted(name)
+    shuffled = attack.reconstruct(Observation(seen.z[order]))
+    torch.testing.assert_close(shuffled, attack.reconstruct(seen)[order], atol=1e-5, rtol=0)
+
+
+@every_attack
+def test_a_seed_gives_the_same_reconstructions_again(name: str) -> None:
+    _, seen = observation()
+    again = build(name, seed=3, **OPTIONS.get(name, {}))
+    again.fit(granted(again))
+    assert torch.equal(again.reconstruct(seen), fitted(name).reconstruct(seen))
+
+
+@every_attack
+def test_it_leaves_model_channel_and_images_as_they_were(name: str) -> None:
+    model, channel, own, _ = setting()
+    before = [tensor.clone() for part in (model, channel) for tensor in part.state_dict().values()] + [
+        own.images.clone()
+    ]
+    attack = build(name, seed=4, **OPTIONS.get(name, {}))
+    attack.fit(granted(attack)).reconstruct(observation()[1])
+    after = [tensor for part in (model, channel) for tensor in part.state_dict().values()] + [own.images]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@every_attack
+def test_it_says_what_it_needs_and_works_with_no_more_than_that(name: str) -> None:
+    attack = fitted(name)
+    assert isinstance(attack.requires, ThreatModel)
+    assert all(attack.requires.describe().values())
+    access = granted(attack)
+    grants = {
+        "edge": attack.requires.encoder_weights, "cloud": attack.requires.cloud_weights, "query": attack.requires.queries,
+        "channel": attack.requires.channel, "hints": attack.requires.channel,
+        "auxiliary": attack.requires.auxiliary != "none",
+    }  # fmt: skip
+    for part, allowed in grants.items():
+        assert (getattr(access, part) is not None) == allowed, part
+
+
+@every_attack
+def test_its_progress_only_grows_and_its_losses_are_numbers(name: str) -> None:
+    attack = build(name, seed=0, **OPTIONS.get(name, {}))
+    seen: list[float] = []
+    attack.on_progress = lambda done, total: seen.append(done / total)
+    attack.fit(granted(attack))
+    assert seen == sorted(seen)
+    assert all(0 < share <= 1 for share in seen)
+    assert all(isinstance(loss, float) for loss in attack.losses_)
+
+
+@every_attack
+def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> None:
+    assert ATTACKS[name].summary
+    for field in dataclasses.fields(ATTACKS[name].config):
+        with pytest.raises(UserError, match=f"did you mean '{field.name}'"):
+            build(name, **{f"{field.name}s": 1})
+
+
+def test_an_unknown_attack_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match="unknown attack 'rigde'; did you mean 'ridge'"):
+        build("rigde")

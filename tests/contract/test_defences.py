@@ -1,0 +1,176 @@
+"""What every registered defence must do. A new one is tested here without a line added; OPTIONS can name settings."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from splitveil.channel import Channel
+from splitveil.defences import Batch, Defence, build
+from splitveil.evaluate import acts
+from splitveil.registry import DEFENCES, UserError
+from splitveil.split import SplitModel, cut_stages
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIONS: dict[str, dict[str, Any]] = {}
+every_defence = pytest.mark.parametrize("name", DEFENCES.names())
+B = 6
+
+
+def make(name: str) -> tuple[Defence, SplitModel]:
+    """The defence with its model around it."""
+    torch.manual_seed(0)
+    stages = nn.Sequential()
+    stages.add_module("body", nn.Sequential(nn.Conv2d(3, 10, 3, padding=1), nn.BatchNorm2d(10)))
+    stages.add_module("tail", nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(10 * 64, 4)))
+    defence = build(name, **OPTIONS.get(name, {}))
+    return defence, defence.rebuild(cut_stages(stages, "body", (3, 8, 8)))
+
+
+def features(model: SplitModel) -> tuple[Tensor, Tensor]:
+    x = torch.rand(B, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return model.edge(x).detach(), x
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@every_defence
+def test_the_rebuilt_model_works_and_knows_its_shapes(name: str) -> None:
+    _, model = make(name)
+    x = torch.rand(B, 3, 8, 8)
+    assert tuple(model.edge(x).shape[1:]) == model.z_shape
+    assert model.x_shape == (3, 8, 8)
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@every_defence
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_sent_has_the_shape_and_type_of_z(name: str, dtype: torch.dtype) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    sent = defence.send(z.to(dtype), x, seeded())
+    assert (sent.shape, sent.dtype, sent.device) == (z.shape, dtype, z.device)
+    assert torch.isfinite(sent).all()
+
+
+@every_defence
+def test_neither_z_nor_x_is_written_into(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    before = z.clone(), x.clone()
+    defence.send(z, x, seeded())
+    defence.penalty(Batch(x, z, z.clone(), torch.arange(B) % 4))
+    assert torch.equal(z, before[0])
+    assert torch.equal(x, before[1])
+
+
+@every_defence
+def test_the_channel_never_hands_out_the_memory_of_z(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    sent = Channel([defence]).send(z, x, seeded())
+    assert sent.untyped_storage().data_ptr() != z.untyped_storage().data_ptr()
+
+
+@every_defence
+def test_training_and_evaluation_send_the_same(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    trained, evaluated = (defence.train(mode).send(z, x, seeded()) for mode in (True, False))
+    assert torch.equal(trained, evaluated)
+
+
+@every_defence
+def test_the_gradient_reaches_z_or_a_stand_in_is_documented(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    z.requires_grad_()
+    sent = defence.send(z, x, seeded())
+    if defence.attack_hints.stand_in in ("itself", "identity"):
+        (gradient,) = torch.autograd.grad(sent.square().sum(), z)
+        assert torch.isfinite(gradient).all()
+        assert gradient.any()
+    else:
+        assert len(defence.attack_hints.stand_in) > 3  # says what to use instead
+
+
+@every_defence
+@pytest.mark.parametrize("value", [0.0, 3.0, float("nan"), float("inf")])
+def test_constant_and_broken_features_are_sent_without_an_exception(name: str, value: float) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    assert defence.send(torch.full_like(z, value), x, seeded()).shape == z.shape
+
+
+@every_defence
+def test_its_hint_on_randomness_is_true(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    generator = seeded()
+    first, second = defence.send(z, x, generator), defence.send(z, x, generator)
+    assert torch.equal(first, second) == (not defence.attack_hints.random)
+
+
+@every_defence
+def test_its_noise_has_the_standard_deviation_that_it_states(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    if defence.noise_std is None:
+        assert "sigma" not in defence.attack_hints.side_information
+        return
+    generator = seeded()
+    noise = torch.stack([defence.send(z, x, generator) - z for _ in range(50)])
+    assert noise.std().item() == pytest.approx(defence.noise_std, rel=0.02)
+    assert noise.mean().abs() < 0.02 * defence.noise_std
+    assert defence.attack_hints.side_information["sigma"] == defence.noise_std
+
+
+@every_defence
+def test_it_does_something_and_only_none_does_nothing(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    batch = Batch(x, z, defence.send(z, x, seeded()), torch.arange(B) % 4)
+    assert acts(defence, model, batch, seeded()) == (name != "none")
+
+
+@every_defence
+def test_its_state_and_the_rebuilt_models_export_without_pickle(name: str) -> None:
+    defence, model = make(name)
+    fresh, fresh_model = make(name)
+    z, x = features(model)
+    with torch.no_grad():
+        for parameter in (*defence.parameters(), *model.parameters()):
+            parameter.add_(0.5)
+    for old, new in ((defence, fresh), (model, fresh_model)):
+        new.load_state_dict(safetensors.torch.load(safetensors.torch.save(old.state_dict())))
+    assert torch.equal(defence.send(z, x, seeded()), fresh.send(z, x, seeded()))
+    assert torch.equal(model.eval()(x), fresh_model.eval()(x))
+
+
+@every_defence
+def test_its_penalty_is_a_finite_scalar_if_it_has_one(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    z.requires_grad_()
+    penalty = defence.penalty(Batch(x, z, defence.send(z, x, seeded()), torch.arange(B) % 4))
+    assert penalty is None or (penalty.shape == () and torch.isfinite(penalty) and penalty.requires_grad)
+
+
+@every_defence
+def test_it_can_be_described_and_misspelled_options_are_refused_with_the_right_spelling(name: str) -> None:
+    assert DEFENCES[name].summary
+    for field in dataclasses.fields(DEFENCES[name].config):
+        with pytest.raises(UserError, match=f"did you mean '{field.name}'"):
+            build(name, **{f"{field.name}s": 1})
+
+
+def test_an_unknown_defence_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match="unknown defence 'gausian'; did you mean 'gaussian'"):
+        build("gausian")

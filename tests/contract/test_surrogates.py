@@ -1,0 +1,286 @@
+"""What every registered surrogate must do. A new one is tested here without a line added; VARIANTS can name more settings."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from splitveil.cem import CEM
+from splitveil.registry import SURROGATES, UserError
+from splitveil.surrogates import Surrogate, SurrogateOutput, build
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {"rate": [{"form": "full"}]}
+EVERY = [(name, options) for name in SURROGATES.names() for options in [{}, *VARIANTS.get(name, [])]]
+every_surrogate = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda value: str(value))
+CLASSES = 3
+
+
+def make(name: str, options: dict[str, Any], z: Tensor, y: Tensor, classes: int = CLASSES) -> Surrogate:
+    """Built for these features under noise of 0.1; surrogates with statistics over the data set get them from the batch."""
+    torch.manual_seed(0)
+    surrogate = build(name, dim=z[0].numel(), classes=classes, sigma=0.1, **options).to(z.dtype)
+    if surrogate.refresh_every:
+        surrogate.refresh(z.detach().flatten(1), y)
+    return surrogate
+
+
+def batch(b: int = 24, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Features well above every threshold, classes in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(b, d, generator=generator, dtype=dtype) + 1, torch.arange(b) % CLASSES
+
+
+def gradient(surrogate: Surrogate, z: Tensor, y: Tensor) -> tuple[SurrogateOutput, Tensor]:
+    z = z.detach().clone().requires_grad_()
+    output = surrogate(z, y)
+    (pull,) = torch.autograd.grad(output.loss, z)
+    return output, pull
+
+
+@every_surrogate
+def test_it_returns_scalars_and_detached_diagnostics_on_the_device(name: str, options: dict[str, Any]) -> None:
+    z, y = batch()
+    z.requires_grad_()
+    output = make(name, options, z, y)(z, y)
+    assert isinstance(output, SurrogateOutput)
+    assert output.loss.shape == output.loss_uniform.shape == ()
+    assert output.loss.requires_grad
+    assert not output.loss_uniform.requires_grad
+    assert output.diagnostics
+    for tensor in (output.loss, output.loss_uniform, *output.diagnostics.values()):
+        assert isinstance(tensor, Tensor)
+        assert tensor.device == z.device
+    assert not any(value.requires_grad for value in output.diagnostics.values())
+
+
+@every_surrogate
+def test_the_keys_and_shapes_of_its_diagnostics_never_change(name: str, options: dict[str, Any]) -> None:
+    z, y = batch(60)
+    surrogate = make(name, options, z, y)
+    labels = [y, torch.zeros_like(y), torch.arange(60) % 2, torch.tensor([0, *[1] * 59]), y[:1], y[:7]]
+    seen = {
+        tuple(
+            (key, tuple(value.shape), value.dtype) for key, value in surrogate(z[: len(own)], own).diagnostics.items()
+        )
+        for own in labels
+    }
+    assert len(seen) == 1
+
+
+@every_surrogate
+def test_it_writes_neither_into_z_nor_into_y(name: str, options: dict[str, Any]) -> None:
+    z, y = batch()
+    before = z.clone(), y.clone()
+    gradient(make(name, options, z, y), z, y)
+    assert torch.equal(z, before[0])
+    assert torch.equal(y, before[1])
+
+
+@every_surrogate
+def test_its_reference_loss_knows_nothing_of_its_parameters(name: str, options: dict[str, Any]) -> None:
+    z, y = batch()
+    surrogate = make(name, options, z, y)
+    before = surrogate(z, y).loss_uniform
+    with torch.no_grad():
+        for parameter in surrogate.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    assert torch.equal(surrogate(z, y).loss_uniform, before)
+    assert before > 0
+
+
+@every_surrogate
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(1, 40), d=st.integers(1, 12), spread=st.floats(0, 20))
+def test_its_loss_is_finite_and_not_negative(
+    name: str, options: dict[str, Any], seed: int, b: int, d: int, spread: float
+) -> None:
+    z, y = batch(b, d, seed)
+    output, pull = gradient(make(name, options, spread * z, y), spread * z, y)
+    assert output.loss >= 0
+    assert torch.isfinite(output.loss)
+    assert torch.isfinite(pull).all()
+
+
+@every_surrogate
+def test_spread_features_are_pulled_and_a_small_step_along_the_pull_lowers_the_loss(
+    name: str, options: dict[str, Any]
+) -> None:
+    z, y = batch(dtype=torch.float64)
+    surrogate = make(name, options, z, y)
+    output, pull = gradient(surrogate, z, y)
+    assert output.loss > 0
+    assert pull.abs().sum(1).gt(0).all()  # every sample, not a few
+    assert surrogate(z - 1e-3 * pull / pull.norm(), y).loss < output.loss
+
+
+@every_surrogate
+def test_its_gradient_is_the_derivative_of_its_loss(name: str, options: dict[str, Any]) -> None:
+    z, y = batch(9, 4, dtype=torch.float64)
+    surrogate = make(name, options, z, y)
+    assert torch.autograd.gradcheck(lambda features: surrogate(features, y).loss, z.requires_grad_())
+
+
+@every_surrogate
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_neither_the_order_of_samples_nor_the_names_of_classes_matter(
+    name: str, options: dict[str, Any], seed: int
+) -> None:
+    z, y = batch(17, 4, seed, torch.float64)
+    order = torch.randperm(17, generator=torch.Generator().manual_seed(seed))
+    names = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))
+    output, pull = gradient(make(name, options, z, y), z, y)
+    shuffled, shuffled_pull = gradient(make(name, options, z, y), z[order], y[order])
+    renamed, renamed_pull = gradient(make(name, options, z, names[y]), z, names[y])
+    torch.testing.assert_close(shuffled.loss, output.loss)
+    torch.testing.assert_close(shuffled_pull, pull[order])
+    torch.testing.assert_close(renamed.loss, output.loss)
+    torch.testing.assert_close(renamed_pull, pull)
+
+
+@every_surrogate
+def test_classes_do_not_pull_on_each_other(name: str, options: dict[str, Any]) -> None:
+    z, y = batch(dtype=torch.float64)
+    surrogate = make(name, options, z, y)
+    moved = torch.where((y == 0).unsqueeze(1), z + 5, z)  # class 0 moves as a whole
+    torch.testing.assert_close(gradient(surrogate, moved, y)[1][y != 0], gradient(surrogate, z, y)[1][y != 0])
+
+
+@every_surrogate
+def test_duplicated_samples_change_nothing(name: str, options: dict[str, Any]) -> None:
+    z, y = batch(30, 3, dtype=torch.float64)  # more samples of a class than dimensions: what is spanned stays the same
+    surrogate = make(name, options, z, y)
+    torch.testing.assert_close(surrogate(torch.cat([z, z]), torch.cat([y, y])).loss, surrogate(z, y).loss)
+
+
+@every_surrogate
+@pytest.mark.parametrize(
+    ("b", "labels"),
+    [(12, [0] * 12), (3, [0, 1, 2]), (1, [2]), (6, [1, 1, 1, 1, 1, 2])],
+    ids=["one class", "one sample per class", "one sample", "empty class"],
+)
+def test_odd_batches_give_a_finite_loss_and_gradient(
+    name: str, options: dict[str, Any], b: int, labels: list[int]
+) -> None:
+    z, _ = batch(b)
+    y = torch.tensor(labels)
+    output, pull = gradient(make(name, options, *batch()), z, y)
+    assert torch.isfinite(output.loss)
+    assert torch.isfinite(pull).all()
+    pairs = torch.bincount(y, minlength=CLASSES)[y] > 1
+    assert torch.equal(pull.ne(0).any(1), pairs)  # who has company is pulled, who is alone is not
+
+
+@every_surrogate
+def test_constant_features_have_no_loss_and_no_pull(name: str, options: dict[str, Any]) -> None:
+    z, y = torch.full((24, 5), 3.0), torch.arange(24) % CLASSES
+    output, pull = gradient(make(name, options, *batch()), z, y)
+    assert output.loss == 0
+    assert not pull.any()
+
+
+@every_surrogate
+def test_of_a_thousand_classes_only_those_with_two_samples_are_pulled(name: str, options: dict[str, Any]) -> None:
+    z, _ = batch(64, 16)
+    y = torch.arange(64) * 15 % 1000
+    y[:8] = 999
+    output, pull = gradient(make(name, options, z, y, classes=1000), z, y)
+    assert output.loss > 0
+    assert pull[:8].any(1).all()
+    assert not pull[8:].any()
+
+
+@every_surrogate
+@pytest.mark.parametrize("d", [1, 2, 64, 4096])
+def test_any_number_of_dimensions_works(name: str, options: dict[str, Any], d: int) -> None:
+    z, y = batch(24, d)
+    output, pull = gradient(make(name, options, z, y), z, y)
+    assert 0 < output.loss < 100  # per dimension: of the same size for all d
+    assert torch.isfinite(pull).all()
+
+
+@every_surrogate
+def test_features_with_spatial_axes_are_taken_as_they_come(name: str, options: dict[str, Any]) -> None:
+    z, y = batch(24, 12)
+    surrogate = make(name, options, z, y)
+    output, pull = gradient(surrogate, z.reshape(24, 3, 2, 2), y)
+    assert torch.isfinite(output.loss)
+    assert pull.shape == (24, 3, 2, 2)
+
+
+@every_surrogate
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_features_are_pulled_through_cem(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    z, y = batch(48)
+    cem = CEM(make(name, options, z, y), strength=1.0, warmup=0, loss_scale=1.0)
+    cem.schedule(0, 1e-3)
+    _, expected = gradient(cem.surrogate, z.to(dtype).float(), y)
+    half = z.to(dtype).requires_grad_()
+    cem.backward(half.float().sum() * 0, half, y)
+    assert half.grad is not None
+    torch.testing.assert_close(half.grad, expected.to(dtype))
+    assert (cem.steps, cem.skipped, cem.inactive) == (1, 0, 0)
+
+
+@every_surrogate
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_values_that_cannot_be_measured_are_a_counted_skip(name: str, options: dict[str, Any], value: float) -> None:
+    z, y = batch()
+    cem = CEM(make(name, options, z, y), warmup=0)
+    cem.schedule(0, 1e-3)
+    z[0, 0] = value
+    z.requires_grad_()
+    cem.backward(z.nan_to_num(0).sum() * 0, z, y)
+    assert cem.skipped == 1
+    assert z.grad is not None
+    assert not z.grad.any()
+    assert all(torch.isfinite(parameter).all() for parameter in cem.parameters())
+
+
+@every_surrogate
+def test_its_state_survives_safetensors(name: str, options: dict[str, Any]) -> None:
+    z, y = batch()
+    trained = make(name, options, z, y)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.1)
+    fresh = build(name, dim=5, classes=CLASSES, sigma=0.1, **options)
+    fresh.load_state_dict(safetensors.torch.load(safetensors.torch.save(trained.state_dict())))
+    assert torch.equal(fresh(z, y).loss, trained(z, y).loss)
+
+
+@every_surrogate
+def test_its_defaults_for_cem_make_sense(name: str, options: dict[str, Any]) -> None:
+    surrogate = make(name, options, *batch())
+    assert surrogate.warmup >= 0
+    assert surrogate.loss_scale > 0
+    assert surrogate.tau is None or surrogate.tau > 0
+    assert SURROGATES[name].summary
+
+
+@pytest.mark.parametrize("name", SURROGATES.names())
+def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> None:
+    for field in dataclasses.fields(SURROGATES[name].config):
+        with pytest.raises(
+            UserError, match=f"unknown option of surrogate '{name}' '{field.name}s'; did you mean '{field.name}'"
+        ):
+            build(name, dim=4, classes=2, sigma=0.1, **{f"{field.name}s": 1})
+
+
+@pytest.mark.parametrize("name", SURROGATES.names())
+@pytest.mark.parametrize("needs", [{"dim": 0, "classes": 2}, {"dim": 3, "classes": 0}])
+def test_no_dimensions_or_no_classes_are_refused(name: str, needs: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="must be at least 1"):
+        build(name, sigma=0.1, **needs)
+
+
+def test_an_unknown_surrogate_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match="unknown surrogate 'unifrom'; did you mean 'uniform'"):
+        build("unifrom", dim=4, classes=2, sigma=0.1)

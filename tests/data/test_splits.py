@@ -1,0 +1,197 @@
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitveil.data import ImageSet, Source
+from splitveil.data.splits import Splits, SplitsConfig, balanced_order, make_splits, sizes
+from splitveil.registry import DATASETS, UserError
+
+
+def numbered(n: int, classes: int = 4, people: int | None = None, first: int = 0) -> ImageSet:
+    """Images that hold their own number, so that each can be found again."""
+    number = np.arange(first, first + n, dtype="<u4")
+    images = np.zeros((n, 1, 2, 2), np.uint8)
+    images[:] = number.view(np.uint8).reshape(n, 1, 2, 2)
+    identities = None if people is None else number.astype(np.int64) % people
+    return ImageSet(images, number.astype(np.int64) % classes, tuple(f"class {c}" for c in range(classes)), identities)
+
+
+def numbers(part: ImageSet) -> list[int]:
+    return part.images.reshape(-1, 4).copy().view("<u4")[:, 0].tolist()
+
+
+def parts(splits: Splits) -> dict[str, ImageSet]:
+    return vars(splits)
+
+
+@given(n=st.integers(30, 400), classes=st.integers(1, 7), seed=st.integers(0, 100), official=st.booleans())
+def test_parts_are_disjoint_and_keep_their_labels(n: int, classes: int, seed: int, official: bool):
+    source = Source(numbered(n, classes), numbered(50, classes, first=n) if official else None)
+    splits = make_splits(source, SplitsConfig(), seed)
+    all_numbers = [number for part in parts(splits).values() for number in numbers(part)]
+    assert sorted(all_numbers) == list(range(n + 50 * official))  # the default shares use every image, once
+    for part in parts(splits).values():
+        assert part.labels.tolist() == [number % classes for number in numbers(part)]
+        assert part.classes == source.train.classes
+
+
+@given(n=st.integers(1, 500))
+def test_default_shares_never_ask_for_more_than_there_is(n: int):
+    """Rounding each size by itself asked for 31 of 30 images, and for 10 of 9."""
+    if n >= 20:
+        assert sum(sizes(n, {"task": 0.5, "validation": 0.05, "auxiliary": 0.45}).values()) == n
+    if n >= 3:
+        assert sum(sizes(n, {"test": 1 / 6, "rest": 1 - 1 / 6}).values()) == n
+
+
+@given(total=st.integers(10, 10_000), shares=st.lists(st.floats(0.1, 0.33), min_size=3, max_size=3))
+def test_a_share_gives_its_part_to_the_image(total: int, shares: list[float]):
+    counts = sizes(total, dict(zip("abc", shares)))
+    for name, share in zip("abc", shares):
+        assert abs(counts[name] - share * total) <= 1
+
+
+@given(a=st.integers(2, 50), b=st.integers(2, 50), share=st.floats(0.01, 0.5))
+def test_a_number_above_one_is_met_exactly_also_beside_a_share(a: int, b: int, share: float):
+    counts = sizes(1000, {"share": share, "a": a, "b": b})
+    assert (counts["a"], counts["b"]) == (a, b)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=200), st.integers(0, 1000))
+def test_every_prefix_of_the_order_holds_the_classes_in_proportion(labels: list[int], seed: int):
+    array = np.array(labels)
+    order = balanced_order(array, seed)
+    assert sorted(order.tolist()) == list(range(len(labels)))
+    for label in np.unique(array):
+        seen = np.cumsum(array[order] == label)
+        fair = np.arange(1, len(labels) + 1) * np.mean(array == label)
+        assert np.abs(seen - fair).max() <= 5  # at most one image for each of the five classes
+
+
+def test_equal_classes_stay_equal_within_one_image_in_every_part():
+    splits = make_splits(Source(numbered(403, classes=4), None), SplitsConfig(), seed=3)
+    for part in parts(splits).values():
+        counts = np.bincount(part.labels, minlength=4)
+        assert counts.max() - counts.min() <= 1, counts
+
+
+def test_the_same_seed_gives_the_same_parts_and_another_seed_others():
+    source = Source(numbered(200), numbered(40, first=200))
+    first, again, other = (make_splits(source, SplitsConfig(), seed) for seed in (0, 0, 1))
+    assert first.summary() == again.summary()
+    assert numbers(first.task) != numbers(other.task)
+    assert numbers(first.test) == numbers(other.test)  # the official part
+    assert set(numbers(first.task)) != set(range(100))  # not just the first half
+
+
+def test_parts_do_not_depend_on_the_machine():
+    """Recorded once: a change here means that old runs can no longer be resumed."""
+    splits = make_splits(Source(numbered(20), None), SplitsConfig(task=5, validation=2, auxiliary=6, test=4), seed=0)
+    found = {name: numbers(part) for name, part in parts(splits).items()}
+    assert found == {
+        "task": [3, 6, 12, 16, 17], "validation": [11, 18], "auxiliary": [0, 4, 5, 9, 14, 19], "test": [1, 7, 8, 10],
+    }  # fmt: skip
+
+
+def test_the_bundled_images_are_split_as_documented_and_share_no_picture():
+    splits = make_splits(DATASETS["fashion"].make(), SplitsConfig(), seed=0)
+    assert {name: len(part) for name, part in parts(splits).items()} == {
+        "task": 5000, "validation": 500, "auxiliary": 4500, "test": 2000,
+    }  # fmt: skip
+    seen: dict[bytes, str] = {}
+    for name, part in parts(splits).items():
+        assert np.bincount(part.labels).tolist() == [len(part) // 10] * 10
+        for image in part.images:
+            digest = hashlib.sha256(image.tobytes()).digest()
+            assert seen.setdefault(digest, name) == name, "the same picture in two parts"
+
+
+def test_numbers_of_images_may_leave_some_out():
+    config = SplitsConfig(task=60, validation=11, auxiliary=30, test=20)
+    splits = make_splits(Source(numbered(200), None), config, seed=0)
+    assert {name: len(part) for name, part in parts(splits).items()} == {
+        "task": 60, "validation": 11, "auxiliary": 30, "test": 20,
+    }  # fmt: skip
+
+
+def test_without_an_official_test_part_it_is_split_off_first():
+    splits = make_splits(Source(numbered(600), None), SplitsConfig(), seed=0)
+    assert {name: len(part) for name, part in parts(splits).items()} == {
+        "task": 250, "validation": 25, "auxiliary": 225, "test": 100,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_by_identity_nobody_the_attacker_has_is_in_another_part(official: bool):
+    source = Source(numbered(300, people=30), numbered(60, people=30, first=300) if official else None)
+    splits = make_splits(source, SplitsConfig(by_identity=True, auxiliary=0.4), seed=1)
+    theirs = set(np.unique(splits.auxiliary.identities).tolist())
+    assert len(theirs) == 12  # 0.4 of 30 people
+    for name, part in parts(splits).items():
+        assert part.identities is not None
+        if name != "auxiliary":
+            assert not theirs & set(part.identities.tolist())
+    together = [number for part in parts(splits).values() for number in numbers(part)]
+    assert sorted(together) == list(range(360 if official else 300))
+
+
+def test_by_identity_with_people_as_classes_the_others_are_numbered_anew():
+    """FaceScrub: the class is who it is. The task then has the classes that are left, 0 … 5, with their own names."""
+    source = numbered(200, classes=10, people=10)
+    splits = make_splits(
+        Source(source, None), SplitsConfig(by_identity=True, auxiliary=0.4, validation=0.1, test=0.2), seed=2
+    )
+    assert len(splits.task.classes) == 6
+    for part in (splits.task, splits.validation, splits.test):
+        assert part.classes == splits.task.classes
+        assert set(part.labels.tolist()) <= set(range(6))
+        names = [part.classes[label] for label in part.labels]
+        assert names == [f"class {number % 10}" for number in numbers(part)]
+    assert (len(splits.task), len(splits.validation), len(splits.test)) == (84, 12, 24)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": 0.6}, "task 120, validation 10, auxiliary 90 are 220 images, the set has 200; lower the shares"),
+        ({"task": 500}, "are 600 images, the set has 200"),
+        ({"task": 0.0}, "every part needs at least one image"),
+        ({"validation": -0.1}, "every part needs at least one image"),
+        ({"validation": 0.001}, "every part needs at least one image"),
+        ({"task": float("nan")}, "task is nan, must be a share up to 1 or a number of images"),
+        ({"auxiliary": float("inf")}, "auxiliary is inf, must be a share up to 1 or a number of images"),
+        ({"by_identity": True}, "by_identity needs a data set with identities"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused_with_numbers(change: dict[str, float], message: str):
+    with pytest.raises(UserError) as error:
+        make_splits(Source(numbered(200), numbered(10)), SplitsConfig(**change), seed=0)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("test", [1.0, 200, 201, 0.0, -1.0])
+def test_a_test_share_that_leaves_nothing_is_refused(test: float):
+    with pytest.raises(UserError, match="splits: test"):
+        make_splits(Source(numbered(200), None), SplitsConfig(test=test), seed=0)
+
+
+def test_by_identity_must_leave_somebody_for_the_task():
+    with pytest.raises(UserError, match=r"auxiliary 1.0 leaves none of 10 identities for the task"):
+        make_splits(Source(numbered(100, people=10), None), SplitsConfig(by_identity=True, auxiliary=1.0), seed=0)
+
+
+def test_the_summary_changes_with_a_pixel_a_label_or_the_order():
+    whole = numbered(20)
+    pixel, labels = whole.images.copy(), whole.labels.copy()
+    pixel[3, 0, 0, 0] ^= 1
+    labels[3] = (labels[3] + 1) % 4
+    others = (
+        ImageSet(pixel, whole.labels, whole.classes),
+        ImageSet(whole.images, labels, whole.classes),
+        whole.take(np.arange(20)[::-1]),
+    )
+    assert len({whole.digest(), *(other.digest() for other in others)}) == 4
+    assert whole.take(np.arange(20)).digest() == whole.digest()

@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from splitveil import defences
+from splitveil.channel import Channel
+from splitveil.registry import UserError
+from splitveil.surrogates.rate import bits
+
+
+def sent(sigma: float, z: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    return defences.build("gaussian", sigma=sigma).send(z, torch.empty(0), torch.Generator().manual_seed(seed))
+
+
+def test_the_noise_is_standard_normal_times_sigma_and_independent_of_z() -> None:
+    z = torch.linspace(-5, 5, 200_000)
+    noise = (sent(0.3, z) - z) / 0.3
+    assert noise.mean().abs() < 0.01
+    assert noise.std() == pytest.approx(1, abs=0.01)
+    assert (noise**4).mean() == pytest.approx(3, abs=0.1)  # the fourth moment of a Gaussian
+    assert torch.corrcoef(torch.stack([noise, z]))[0, 1].abs() < 0.01
+
+
+def test_every_release_has_fresh_noise_and_the_same_generator_the_same() -> None:
+    z, x = torch.zeros(4, 8), torch.empty(0)
+    defence, generator = defences.build("gaussian", sigma=0.1), torch.Generator().manual_seed(0)
+    first, second = defence.send(z, x, generator), defence.send(z, x, generator)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, sent(0.1, z))
+
+
+def test_averaging_releases_brings_the_noise_down_as_documented() -> None:
+    z, generator = torch.zeros(20_000), torch.Generator().manual_seed(0)
+    defence = defences.build("gaussian", sigma=0.4)
+    mean = torch.stack([defence.send(z, z, generator) for _ in range(16)]).mean(0)
+    assert mean.std() == pytest.approx(0.4 / 16**0.5, rel=0.03)
+
+
+def test_the_gradient_passes_unchanged() -> None:
+    z = torch.randn(3, 4, requires_grad=True)
+    sent(0.5, z).sum().backward()
+    assert z.grad is not None
+    assert torch.equal(z.grad, torch.ones(3, 4))
+
+
+def test_two_gaussians_add_their_variances_in_the_channels_sigma() -> None:
+    channel = Channel([defences.build("gaussian", sigma=0.3), defences.build("gaussian", sigma=0.4)])
+    assert channel.noise_std == pytest.approx(0.5)
+    z = torch.zeros(100_000)
+    assert channel.send(z, z, torch.Generator().manual_seed(0)).std() == pytest.approx(0.5, rel=0.02)
+
+
+def test_its_sigma_is_the_one_under_which_the_rate_bound_is_computed() -> None:
+    """The mutual information of a Gaussian z with z' is the bound; here it is measured by the correlation of both."""
+    torch.manual_seed(0)
+    z = 0.7 * torch.randn(200_000, dtype=torch.float64)
+    correlation = torch.corrcoef(torch.stack([z, sent(0.4, z, seed=1)]))[0, 1]
+    information = -0.5 * torch.log2(1 - correlation**2)
+    bound = bits(z.unsqueeze(1), torch.zeros(len(z), dtype=torch.int64), 1, 0.4)
+    assert information.item() == pytest.approx(bound.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("sigma", [0.0, -0.1, float("inf"), float("nan")])
+def test_noise_that_is_none_is_refused(sigma: float) -> None:
+    with pytest.raises(UserError, match="gaussian: sigma is"):
+        defences.build("gaussian", sigma=sigma)

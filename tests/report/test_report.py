@@ -1,0 +1,341 @@
+"""Reports of hand-written run folders: nothing is trained here."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from splitveil.config import Config
+from splitveil.evaluate import read_attack, wilson
+from splitveil.flags import raised
+from splitveil.registry import UserError
+from splitveil.report import write_report
+from splitveil.report.facts import distinct_labels, read_runs, small, without_paths
+from splitveil.report.figures import front
+from splitveil.report.pictures import LARGEST, grids, strip
+from splitveil.runs import Run, write_json, write_tensors
+
+Maker = Callable[..., Path]
+THREAT = {"edge weights": "unknown", "queries": "own images through edge and channel"}
+CEILING = 0.06
+
+
+def images(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def write_attack(folder: Path, name: str, mse: float, shape: tuple[int, ...], test: int) -> dict[str, Any]:
+    """An attack as `evaluate.save_attack` leaves it; returns its part of summary.json."""
+    spread = np.linspace(0.9, 1.1, 40)
+    folder.mkdir(parents=True)
+    np.savez(folder / "rows.npz", mse=mse * spread, ssim=0.5 * spread, psnr=-10 * np.log10(mse * spread))
+    original = images(test, shape)
+    rebuilt = original.float().mul(0.5).byte()
+    write_tensors(
+        folder / "samples.safetensors", {"index": torch.arange(len(original)), "original": original, "rebuilt": rebuilt}
+    )
+    facts = {
+        "attack": name,
+        "seed": 0,
+        "options": {},
+        "weights_sha256": "w",
+        "threat": THREAT,
+        "n_images": 40,
+        "losses": [],
+    }
+    write_json(folder / "attack.json", facts | {"seconds": 3.25, "device": "cpu"})
+    return read_attack(folder)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Maker:
+    """make(name, …) writes the folder of an evaluated run; `attacks` maps names to their MSE."""
+
+    def write(
+        name: str = "plain", attacks: dict[str, float] | None = None, accuracy: float = 0.9, sigma: float | None = None,
+        shape: tuple[int, ...] = (4, 1, 16, 16), test: int = 1, folder: str | None = None,
+        lines: list[dict[str, Any]] | None = None, **changes: Any,
+    ) -> Path:  # fmt: skip
+        run = Run.create(tmp_path / (folder or f"run{len(list(tmp_path.iterdir()))}"), Config(name=name))
+        attacks = {"mean_image": CEILING, "ridge": 0.01} if attacks is None else attacks
+        rows = {a: write_attack(run.folder / "attacks" / f"{a}-0", a, mse, shape, test) for a, mse in attacks.items()}
+        for row in rows.values():
+            row["mse_over_ceiling"] = row["mse"] / CEILING
+        for epoch in range(20):
+            run.append_metrics(
+                {"epoch": epoch, "loss": 1 / (epoch + 1), "accuracy": accuracy, "bits": None, "cem_steps": 0}
+            )
+        for line in lines or []:
+            run.append_metrics(line)
+        halves = {half: {"parameters": 7160, "macs": 1474560, "bytes": 2048} for half in ("edge", "cloud")}
+        write_json(run.folder / "summary.json", {
+            "schema": 1, "name": name, "seed": 0, "accuracy": accuracy, "accuracy_ci95": wilson(round(1000 * accuracy), 1000),
+            "n_test": 1000, "ceiling_mse": CEILING, "sigma": sigma, "bits": None if sigma is None else 72.4, "attacks": rows,
+            "defences": ["bottleneck"], "surrogate": None, "strength": 0.0, "tau": None,
+            "variance_histogram": [0] * 20 + [5] * 30, "histogram_range": [-8.0, 2.0, 50], "acting": {}, "cost": halves,
+            "z_shape": [8, 8, 8], "config_sha256": run.config_sha256, "weights_sha256": "w",
+            "splits": {"test": {"images": 1000, "sha256": f"test{test}"}}, "environment": {"torch": "2", "commit": None},
+            "flags": raised(rows, CEILING, {}, None, 0),
+        } | changes)  # fmt: skip
+        return run.folder
+
+    return write
+
+
+class Page(HTMLParser):
+    """The text of table rows, the addresses, and the tags of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.feed(html)
+        self.rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset", "xlink:href", "action")
+        ]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+def html_of(folders: list[Path], out: Path) -> str:
+    return write_report(folders, out / "report.html").read_text(encoding="utf-8")
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html, flags=re.DOTALL)).split())
+
+
+def test_a_report_is_one_file_that_loads_nothing(make: Maker, tmp_path: Path) -> None:
+    folders = [make("plain"), make("noisy", {"ridge": 0.02}, sigma=0.3)]
+    html = html_of(folders, tmp_path / "out")
+    page = Page(html)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+    assert page.addresses
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.addresses)
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert "http://" not in html
+    assert "https://" not in html
+    assert not re.search(r"url\((?!#)|@import", html)
+    assert len(page.ids) == len(set(page.ids))
+    assert {address[1:] for address in page.addresses if address[0] == "#"} <= set(page.ids)
+
+
+def test_no_path_of_the_machine_gets_into_the_report(make: Maker, tmp_path: Path) -> None:
+    folder = make()
+    config = folder / "config.toml"
+    config.write_text(
+        config.read_text().replace('[data]\nname = "fashion"', '[data]\nname = "folder"\npath = "/home/ann/faces"')
+    )
+    html = html_of([folder], tmp_path)
+    assert "…/faces" in html
+    assert "/home" not in html
+    assert str(tmp_path) not in html
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/ann/faces", "~/faces", "C:\\\\Users\\\\ann\\\\faces", "C:/ann/faces/", "file:///ann/faces"]
+)
+def test_only_the_last_part_of_an_absolute_path_is_shown(path: str) -> None:
+    assert without_paths(f'path = "{path}"\nname = "a/b"') == 'path = "…/faces"\nname = "a/b"'
+
+
+def test_the_tables_say_what_the_summaries_say(make: Maker, tmp_path: Path) -> None:
+    folders = [make("plain"), make("noisy", {"mean_image": CEILING, "ridge": 0.0234}, accuracy=0.866, sigma=0.3)]
+    page = Page(html_of(folders, tmp_path))
+    headline = {row[0]: row for row in page.rows if len(row) == 10}
+    for run in read_runs(folders):
+        s, (attack, row) = run.summary, run.strongest or ("", {})
+        low, high = (round(100 * bound, 1) for bound in s["accuracy_ci95"])
+        bits = "∞" if s["bits"] is None else "72"
+        assert headline[s["name"]][1:8] == [
+            f"{100 * s['accuracy']:.1f} {low} to {high}", attack, small(row["mse"]), f"{row['ssim']:.3f}", f"{row['psnr']:.1f}",
+            f"{row['mse'] / CEILING:.2f}", bits,
+        ]  # fmt: skip
+        low, high = map(small, row["mse_ci95"])
+        assert [attack, small(row["mse"]), f"{low} to {high}"] in [r[-7:-4] for r in page.rows]
+    assert ["plain", "7 160", "1 474 560", "8 × 8 × 8", "2 048", "7 160", "1 474 560"] in page.rows
+
+
+def test_the_verdict_names_the_run_that_leaks_least_and_its_price(make: Maker, tmp_path: Path) -> None:
+    text = text_of(html_of([make("plain", {"ridge": 0.01}), make("noisy", {"ridge": 0.03}, accuracy=0.85)], tmp_path))
+    assert "noisy leaks least, at a cost of 5.0 points of accuracy against plain (85.0 % against 90.0 %)" in text
+    assert (
+        "3.0 times the error of the strongest on plain (MSE 0.0300 against 0.0100). That is 50 % of the error" in text
+    )
+
+
+def test_a_difference_within_the_noise_is_said_to_be(make: Maker, tmp_path: Path) -> None:
+    text = text_of(html_of([make("plain", {"ridge": 0.01}), make("noisy", {"ridge": 0.0101})], tmp_path))
+    assert "noisy leaks least, at the accuracy of plain (90.0 %)" in text
+    assert (
+        "1.01 times the error of the strongest on plain (MSE 0.0101 against 0.0100; the 95 % intervals overlap)" in text
+    )
+
+
+def test_weights_trained_further_than_measured_are_marked(make: Maker, tmp_path: Path) -> None:
+    folder = make()
+    write_tensors(folder / "weights" / "last.safetensors", {"w": torch.zeros(1)})
+    assert "plain has been trained further since it was measured" in text_of(html_of([folder], tmp_path))
+
+
+def test_a_first_run_that_leaks_least_is_said_to(make: Maker, tmp_path: Path) -> None:
+    text = text_of(html_of([make("noisy", {"ridge": 0.03}), make("plain", {"ridge": 0.01})], tmp_path))
+    assert "No other run leaks less than noisy, the first." in text
+
+
+def test_a_single_run_has_a_report(make: Maker, tmp_path: Path) -> None:
+    text = text_of(html_of([make()], tmp_path))
+    assert (
+        "Against plain the best reconstruction has an MSE of 0.0100, 17 % of the error of an attacker who sees nothing."
+        in text
+    )
+    assert "ridge, the strongest of 2 attacks" in text
+    assert "No flags raised." in text
+
+
+def test_a_run_that_was_not_attacked_has_a_report_that_says_so(make: Maker, tmp_path: Path) -> None:
+    html = html_of([make(attacks={})], tmp_path)
+    assert "No attack was run, so this report cannot say what leaks." in text_of(html)
+    assert "<img" not in html
+    both = text_of(html_of([make("plain"), make("bare", {})], tmp_path))
+    assert "bare was not attacked" in both
+
+
+def test_markup_in_names_is_shown_and_not_obeyed(make: Maker, tmp_path: Path) -> None:
+    name = '<b onclick="x()">&"$\\alpha$\''
+    html = html_of(
+        [make(name, {"ridge": 0.01}), make("</style><script>x()</script>", {"ridge": 0.02}), make("漢字")], tmp_path
+    )
+    page = Page(html)
+    assert "b" not in page.tags
+    assert "script" not in page.tags
+    assert name in text_of(html)
+    assert len(re.findall(r"<text[^>]*>[^<]*\$\\alpha\$", html)) == 1  # in the scatter, as it stands
+
+
+def test_a_run_without_summary_is_refused_with_the_command(make: Maker, tmp_path: Path) -> None:
+    folder = make()
+    (folder / "summary.json").unlink()
+    with pytest.raises(UserError, match=f"{folder} has no summary.json; run `splitveil evaluate {folder}`"):
+        write_report([folder], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at least one run folder"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_missing_packages_are_named_with_the_remedy(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "splitveil.report.find_spec", lambda name: None if name == "jinja2" else importlib.util.find_spec(name)
+    )
+    with pytest.raises(UserError, match=r"needs jinja2: pip install 'splitveil\[report\]'"):
+        write_report([make()], tmp_path / "report.html")
+
+
+def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same_originals(
+    make: Maker, tmp_path: Path
+) -> None:
+    folders = [make("a", {"ridge": 0.01}), make("b", {"ridge": 0.02}, test=2), make("c", {"ridge": 0.03})]
+    text = text_of(html_of(folders, tmp_path))
+    assert "These runs were tested on different images, so they are not ranked." in text
+    assert "leaks least" not in text
+    found = grids([(run, "ridge") for run in read_runs(folders)])
+    assert [[row.run.label for row in grid.rows] for grid in found] == [["a", "c"], ["b"]]
+
+
+@pytest.mark.parametrize("attacks", [{"mean_image": CEILING}, {"mean_image": CEILING, "ridge": float("nan")}])
+def test_a_run_that_met_only_a_weak_attack_is_not_said_to_leak_least(
+    make: Maker, tmp_path: Path, attacks: dict[str, float]
+) -> None:
+    text = text_of(html_of([make("a"), make("b", attacks, flags=[])], tmp_path))
+    assert "These runs did not face the same attacks, so they are not ranked." in text
+    assert "leaks least" not in text
+
+
+def test_raised_flags_come_with_why_and_what_to_do(make: Maker, tmp_path: Path) -> None:
+    text = text_of(html_of([make(attacks={"mean_image": CEILING, "ridge": 0.08})], tmp_path))
+    assert "beaten-by-mean plain ridge: MSE 0.0800" in text
+    assert "do train it longer" in text
+    assert "metric-ceiling" in text
+
+
+def test_numbers_that_are_none_leave_gaps_and_dashes(make: Maker, tmp_path: Path) -> None:
+    nan = float("nan")
+    lines = [
+        {"epoch": 5, "loss": nan, "accuracy": nan, "bits": nan},
+        {"epoch": 6, "loss": float("inf"), "cem_loss": nan},
+    ]
+    folder = make(attacks={"ridge": nan, "decoder": 0.02}, lines=lines, bits=nan, flags=[])
+    page = html_of([folder], tmp_path)
+    assert "decoder, the strongest of 2 attacks" in text_of(page)
+    assert "ridge against plain gave no number" in text_of(page)
+    shown = page.partition('<section aria-labelledby="origin"')[0]
+    assert not re.search(r"\bnan\b|\binf\b", re.sub(r'src="[^"]*"', "", shown), re.IGNORECASE)
+
+
+def test_an_epoch_written_twice_by_a_resumed_run_counts_once(make: Maker) -> None:
+    (run,) = read_runs([make(lines=[{"epoch": 3, "loss": 0.5, "accuracy": 0.1}])])
+    assert [line["epoch"] for line in run.curves] == list(range(20))
+    assert run.curves[3]["accuracy"] == 0.1
+
+
+def test_twelve_runs_of_one_name_are_told_apart(make: Maker, tmp_path: Path) -> None:
+    folders = [make("same", {"ridge": 0.01 + 0.002 * i}, folder=f"run{i}") for i in range(12)]
+    page = Page(html_of(folders, tmp_path))
+    assert len({row[0] for row in page.rows if len(row) == 10} - {"run"}) == 12
+
+
+def test_names_that_repeat_get_their_seed_and_then_a_number() -> None:
+    summaries = [{"name": name, "seed": seed} for name, seed in (("a", 0), ("a", 1), ("a", 1))]
+    assert distinct_labels(summaries) == ["a, seed 0", "a, seed 1", "a, seed 1 (2)"]
+    assert distinct_labels([{"name": "a", "seed": 0}, {"name": "b", "seed": 0}]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 16, 16), (3, 3, 16, 20), (2, 4, 8, 8), (1, 3, 300, 200)])
+def test_a_strip_holds_the_pictures_side_by_side(shape: tuple[int, ...]) -> None:
+    import base64
+    import io
+
+    from PIL import Image
+
+    original = images(0, shape)
+    row = strip(original)
+    picture = Image.open(io.BytesIO(base64.b64decode(row.uri.partition(",")[2])))
+    assert picture.size == (row.width, row.height)
+    if shape[1] in (1, 3) and max(shape[2:]) <= LARGEST:
+        last = np.asarray(picture)[:, -shape[3] :, :-1]  # without its alpha
+        assert (last == original[-1].permute(1, 2, 0).numpy()).all()
+    assert row.height == min(shape[2], LARGEST)
+
+
+def test_the_front_keeps_what_nothing_beats() -> None:
+    assert front([(1, 1), (2, 0), (0, 2), (0.5, 0.5), (2, 0)]) == [2, 0, 1, 4]
+
+
+def test_the_same_runs_give_the_same_bytes(make: Maker, tmp_path: Path) -> None:
+    folders = [make("a"), make("b")]
+    assert html_of(folders, tmp_path / "1") == html_of(folders, tmp_path / "2")

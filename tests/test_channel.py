@@ -1,0 +1,98 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitveil import defences
+from splitveil.channel import Channel
+from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.split import SplitModel
+
+
+class Scale(Defence):
+    """Multiplies z, asks for a penalty, and notes what it was called with."""
+
+    def __init__(self, factor: float, penalty: float | None = None) -> None:
+        super().__init__()
+        self.factor, self.cost, self.calls = factor, penalty, []
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return z * self.factor + 1
+
+    def penalty(self, batch: Batch) -> Tensor | None:
+        return None if self.cost is None else self.cost * batch.z.mean()
+
+    def inner_step(self, batch: Batch) -> None:
+        self.calls.append(("inner_step", batch))
+
+    def on_epoch(self, epoch: int, model: SplitModel) -> None:
+        self.calls.append(("on_epoch", epoch))
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints(side_information={"factor": self.factor})
+
+
+def model() -> SplitModel:
+    return SplitModel(nn.Identity(), nn.Flatten(), (2, 4, 4), (2, 4, 4))
+
+
+def test_defences_act_in_their_order() -> None:
+    z = torch.randn(3, 2)
+    torch.testing.assert_close(Channel([Scale(2), Scale(10)]).send(z, z), (z * 2 + 1) * 10 + 1)
+    torch.testing.assert_close(Channel([Scale(10), Scale(2)]).send(z, z), (z * 10 + 1) * 2 + 1)
+
+
+@pytest.mark.parametrize("stack", [[], ["none"], ["none", "none"], ["gaussian"], ["bottleneck"]], ids=str)
+def test_what_is_sent_is_a_new_tensor_that_may_be_written_into(stack: list[str]) -> None:
+    z = torch.randn(3, 4)
+    before = z.clone()
+    sent = Channel(defences.build(name) for name in stack).send(z, z)
+    assert sent.data_ptr() != z.data_ptr()
+    sent.relu_()
+    assert torch.equal(z, before)
+
+
+def test_an_empty_channel_lets_the_gradient_through() -> None:
+    z = torch.randn(3, 4, requires_grad=True)
+    (2 * Channel().send(z, z)).sum().backward()
+    assert z.grad is not None
+    assert torch.equal(z.grad, torch.full((3, 4), 2.0))
+
+
+def test_the_generator_decides_the_noise_of_the_whole_stack() -> None:
+    channel = Channel([defences.build("gaussian"), defences.build("gaussian")])
+    z = torch.zeros(5)
+    one, same, other = (channel.send(z, z, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_sigma_is_none_without_gaussian_noise() -> None:
+    assert Channel().noise_std is None
+    assert Channel([defences.build("none"), defences.build("bottleneck")]).noise_std is None
+    assert Channel([defences.build("bottleneck"), defences.build("gaussian", sigma=0.2)]).noise_std == pytest.approx(
+        0.2
+    )
+
+
+def test_penalties_are_those_of_the_defences_that_ask_for_one() -> None:
+    z = torch.ones(2, 3)
+    terms = Channel([Scale(1), Scale(1, 3.0), Scale(1, 4.0)]).penalties(Batch(z, z, z, torch.zeros(2)))
+    assert [term.item() for term in terms] == [3, 4]
+
+
+def test_every_defence_hears_of_steps_and_epochs_and_gives_its_hints() -> None:
+    first, second = Scale(2), Scale(3)
+    channel, z = Channel([first, second]), torch.ones(2, 3)
+    batch = Batch(z, z, z, torch.zeros(2))
+    channel.on_epoch(7, model())
+    channel.inner_step(batch)
+    assert first.calls == second.calls == [("on_epoch", 7), ("inner_step", batch)]
+    assert [hint.side_information["factor"] for hint in channel.hints] == [2, 3]
+
+
+def test_architectures_are_rebuilt_one_after_the_other() -> None:
+    stack = [defences.build("bottleneck", channels=6), defences.build("bottleneck", channels=3)]
+    rebuilt = Channel(stack).rebuild(model())
+    assert rebuilt.z_shape == (3, 4, 4)
+    assert rebuilt(torch.rand(5, 2, 4, 4)).shape == (5, 32)

@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+
+from splitveil.flags import FLAGS, raised, still_falling
+
+GOOD: dict[str, Any] = {"mean_image": {"mse": 0.1, "losses": []}, "decoder": {"mse": 0.05, "losses": [3.0, 2.0, 1.99]}}
+
+
+def names(
+    attacks: dict[str, Any] = GOOD, acting: dict[str, bool] | None = None, steps: int | None = None, inactive: int = 0
+) -> list[str]:
+    found = raised(attacks, 0.1, {"gaussian": True} if acting is None else acting, steps, inactive)
+    assert all(flag["detail"] and flag["flag"] in FLAGS for flag in found)
+    return [flag["flag"] for flag in found]
+
+
+def attack(mse: float, losses: list[float] | None = None) -> dict[str, Any]:
+    return {"mse": mse, "losses": losses or []}
+
+
+def test_a_sound_run_raises_nothing() -> None:
+    assert names() == []
+    assert names(steps=100, inactive=50) == []
+
+
+def test_an_attack_worse_than_the_mean_image_by_more_than_a_hundredth_is_flagged() -> None:
+    assert names(GOOD | {"ridge": attack(0.1009)}) == []
+    assert names(GOOD | {"ridge": attack(0.1011)}) == ["beaten-by-mean"]
+
+
+def test_an_attack_that_diverged_to_nan_is_flagged_and_hides_nothing() -> None:
+    nan = float("nan")
+    assert names(GOOD | {"ridge": attack(nan)}) == ["beaten-by-mean"]
+    for order in (("ridge", "decoder"), ("decoder", "ridge")):
+        rows = {"ridge": attack(nan), "decoder": attack(0.098)}
+        assert names({name: rows[name] for name in order}) == ["beaten-by-mean", "metric-ceiling"]
+    assert names({"decoder": attack(nan)}) == ["beaten-by-mean", "metric-ceiling"]
+
+
+def test_a_strongest_attack_near_the_mean_images_error_is_flagged() -> None:
+    assert names({"mean_image": attack(0.1), "decoder": attack(0.0899)}) == []
+    assert names({"mean_image": attack(0.1), "decoder": attack(0.0901)}) == ["metric-ceiling"]
+    assert names({"mean_image": attack(0.1), "ridge": attack(0.099), "decoder": attack(0.05)}) == []
+
+
+def test_a_single_attack_near_the_ceiling_is_flagged_too() -> None:
+    assert names({"decoder": attack(0.095)}) == ["metric-ceiling"]
+    assert names({"decoder": attack(0.05)}) == []
+
+
+def test_a_run_without_attacks_has_no_flags_on_attacks() -> None:
+    assert names({}) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "falling"),
+    [
+        ([], False), ([1.0], False), ([2.0, 1.0], False),  # too short to tell
+        ([4.0, 2.0, 1.0], True), ([4.0, 1.0, 0.951], False), ([4.0, 1.0, 0.949], True),
+        ([1.0, 0.5, 0.7], False), ([0.0, 0.0, 0.0], False),
+        ([*[10.0] * 18, 1.0, 1.0], True), ([*[10.0] * 17, 1.0, 1.0, 1.0], False),  # of 20 the last tenth is two
+    ],
+)  # fmt: skip
+def test_a_loss_that_fell_by_a_twentieth_over_the_last_tenth_still_falls(losses: list[float], falling: bool) -> None:
+    assert still_falling(losses) == falling
+    flagged = names(GOOD | {"decoder": attack(0.05, losses)})
+    assert flagged == (["attack-not-converged"] if falling else [])
+
+
+def test_a_defence_that_changes_nothing_is_flagged_by_name() -> None:
+    found = raised(GOOD, 0.1, {"gaussian": True, "dropout": False}, None, 0)
+    assert [flag["flag"] for flag in found] == ["defence-inactive"]
+    assert "dropout" in found[0]["detail"]
+
+
+def test_cem_is_flagged_when_its_gradient_was_zero_in_most_steps() -> None:
+    assert names(steps=100, inactive=51) == ["defence-inactive"]
+
+
+def test_cem_that_was_configured_but_never_acted_is_flagged() -> None:
+    assert names(steps=0) == ["defence-inactive"]
+    assert names(steps=None) == []
+
+
+def test_every_flag_says_when_why_and_what_to_do() -> None:
+    for flag in FLAGS.values():
+        assert all(len(words) > 20 for words in flag)

@@ -1,0 +1,119 @@
+import dataclasses
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
+
+EVERY = [SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS]
+
+
+@dataclass(frozen=True)
+class Config:
+    size: int = 3
+    colour: str = "red"
+
+
+@pytest.fixture
+def shapes() -> Registry:
+    registry = Registry("shape", "json")  # a package that registers nothing
+    registry._discovered = True
+
+    @registry.register("square", Config)
+    def square(place: str, *, unit: str = "cm", size: int, colour: str) -> str:
+        """A square.
+
+        More on squares.
+        """
+        return f"{colour} {size} {unit} {place}"
+
+    registry.register("circle", Config)(lambda **options: options)
+    return registry
+
+
+def test_a_method_is_built_from_its_options_with_defaults_for_the_others(shapes: Registry) -> None:
+    assert shapes["square"].make("here", size=5) == "red 5 cm here"
+    assert shapes["square"].make("here", given={"unit": "mm"}, colour="blue") == "blue 3 mm here"
+    assert shapes["square"].make_from(shapes["square"].config(size=7), "there") == "red 7 cm there"
+
+
+def test_a_config_tells_its_method_even_where_two_share_a_class(shapes: Registry) -> None:
+    square, circle = shapes["square"].config(), shapes["circle"].config()
+    assert shapes.of(square).name == "square"
+    assert shapes.of(circle).name == "circle"
+    assert square != circle
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        square.size = 4
+
+
+def test_the_decorator_gives_back_what_it_was_given(shapes: Registry) -> None:
+    class Triangle:
+        pass
+
+    assert shapes.register("triangle", Config)(Triangle) is Triangle
+    assert shapes.names() == ["circle", "square", "triangle"]
+
+
+def test_a_name_is_given_only_once(shapes: Registry) -> None:
+    with pytest.raises(ValueError, match="two shapes are called 'square'"):
+        shapes.register("square", Config)(dict)
+
+
+def test_the_summary_is_the_first_line_of_the_docstring(shapes: Registry) -> None:
+    assert shapes["square"].summary == "A square."
+    assert shapes["circle"].summary == ""
+
+
+def test_an_unknown_name_gets_a_suggestion_or_the_known_names(shapes: Registry) -> None:
+    with pytest.raises(UserError, match="unknown shape 'sqare'; did you mean 'square'"):
+        shapes["sqare"]
+    with pytest.raises(UserError, match="unknown shape 'xyz'; known: circle, square"):
+        shapes["xyz"]
+    assert issubclass(UserError, ValueError)
+
+
+def test_an_unknown_option_gets_a_suggestion(shapes: Registry) -> None:
+    with pytest.raises(UserError, match="unknown option of shape 'square' 'color'; did you mean 'colour'"):
+        shapes["square"].make("here", color="red")
+
+
+def test_a_suggestion_needs_some_likeness() -> None:
+    assert "did you mean" not in str(unknown("thing", "zzz", ["abc"]))
+    assert str(unknown("thing", "abd", ["xyz", "abc"])) == "unknown thing 'abd'; did you mean 'abc'?"
+
+
+def test_methods_are_found_because_their_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "found_shapes"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from splitveil.registry import Registry\nR = Registry('shape', 'found_shapes')\n"
+    )
+    (package / "square.py").write_text(
+        "from dataclasses import dataclass\nfrom found_shapes import R\n"
+        "@dataclass(frozen=True)\nclass Config:\n    size: int = 1\n"
+        "@R.register('square', Config)\ndef square(size): return size\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import found_shapes  # type: ignore[import-not-found]
+
+    assert found_shapes.R.names() == ["square"]
+    assert found_shapes.R["square"].make(size=4) == 4
+
+
+@pytest.mark.parametrize("registry", EVERY, ids=lambda registry: registry.kind)
+def test_every_file_of_ours_registers_documented_methods_with_frozen_documented_options(registry: Registry) -> None:
+    assert registry.names()
+    for name in registry.names():
+        entry = registry[name]
+        assert entry.summary.endswith("."), name
+        assert len(entry.summary) < 120, name
+        assert entry.config.__dataclass_params__.frozen
+        assert registry.of(entry.configure({field.name: None for field in dataclasses.fields(entry.config)})) is entry
+
+
+def test_the_registry_does_not_import_torch() -> None:
+    code = "import sys, splitveil.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

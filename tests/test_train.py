@@ -1,0 +1,288 @@
+import json
+import math
+import sys
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from splitveil import train
+from splitveil.arguments import parse
+from splitveil.commands import train_run
+from splitveil.data.augment import AugmentConfig
+from splitveil.registry import SURROGATES, UserError
+from splitveil.runs import Run, read_tensors
+from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.train import Means, TrainConfig, check, check_health, learning_rate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@given(epochs=st.integers(1, 300), lr=st.floats(1e-6, 10))
+def test_cosine_starts_at_lr_falls_all_the_way_and_stays_above_zero(epochs: int, lr: float):
+    rates = [learning_rate(TrainConfig(epochs=epochs, lr=lr), epoch) for epoch in range(epochs)]
+    assert rates[0] == lr
+    assert all(a > b for a, b in pairwise(rates))
+    assert rates[-1] > 0
+    middle = learning_rate(TrainConfig(epochs=2 * epochs, lr=lr), epochs)
+    assert middle == pytest.approx(lr / 2)
+
+
+def test_milestones_multiply_by_gamma_from_their_epoch_on():
+    config = TrainConfig(lr=1.0, schedule="milestones", milestones=(2, 4), gamma=0.5)
+    assert [learning_rate(config, epoch) for epoch in range(6)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "train.epochs is 0, must be at least 1"),
+        ({"batch": 1}, "train.batch is 1, must be at least 2"),
+        ({"batch": 101}, "train.batch is 101, but there are 100 task images; lower it"),
+        ({"batch": 15}, "train.batch is 15, must be a multiple of the 2 processes"),
+        ({"checkpoint_every": 0}, "train.checkpoint_every is 0, must be at least 1"),
+        ({"lr": 0.0}, "train.lr is 0.0, must be above 0; 0.05 is a good start"),
+        ({"lr": -1.0}, "train.lr is -1.0, must be above 0"),
+        ({"lr": math.nan}, "train.lr is nan, must be above 0"),
+        ({"lr": math.inf}, "train.lr is inf, must be above 0"),
+        ({"momentum": 1.0}, "train.momentum is 1.0, must be at least 0 and below 1"),
+        ({"weight_decay": -0.1}, "train.weight_decay is -0.1, must be at least 0"),
+        ({"label_smoothing": 1.5}, "train.label_smoothing is 1.5, must be at least 0 and below 1"),
+        ({"gamma": math.nan}, "train.gamma is nan, must be at least 0"),
+        ({"augment": AugmentConfig(crop=-1)}, "train.augment.crop is -1, must be 0"),
+        ({"augment": AugmentConfig(rotate=math.inf)}, "train.augment.rotate is inf, must be a number of degrees"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_value_and_bound(wrong: dict[str, object], message: str):
+    config = TrainConfig(batch=16)
+    check(config, images=100, world=2)
+    with pytest.raises(UserError) as error:
+        check(replace(config, **wrong), images=100, world=2)
+    assert message in str(error.value)
+
+
+def test_means_average_over_steps_also_where_a_value_is_missing_at_first():
+    means = Means()
+    means.add({"loss": torch.tensor(1.0), "each": torch.tensor([1, 2])})
+    means.add({"loss": torch.tensor(2.0), "late": torch.tensor(5.0), "each": torch.tensor([3, 2])})
+    assert means.read() == {"loss": 1.5, "each": [2.0, 2.0], "late": 5.0}
+
+
+def test_a_diverged_training_stops_and_says_what_to_lower(small: list[str], tmp_path: Path):
+    with pytest.raises(
+        UserError, match=r"the loss is (nan|inf) in epoch \d; lower train.lr \(1e\+20\) or cem.strength"
+    ):
+        train_run(tmp_path, parse([*small, "--train.lr", "1e20", "--cem.surrogate", "none"]))
+    assert not Run.open(tmp_path).finished()
+
+
+@dataclass(frozen=True)
+class Config:
+    every: int = 1
+
+
+class Broken(Surrogate):
+    """Its loss is not finite in every n-th step."""
+
+    warmup = 0
+
+    def __init__(self, dim: int, classes: int, sigma: float | None, every: int) -> None:
+        super().__init__(dim, classes)
+        self.every, self.calls = every, 0
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        self.calls += 1
+        loss = z.square().mean() * (math.nan if self.calls % self.every == 0 else 1)
+        return SurrogateOutput(loss, loss.detach(), {})
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    SURROGATES.names()  # discovers
+    monkeypatch.setattr(SURROGATES, "_entries", dict(SURROGATES._entries))
+    SURROGATES.register("broken", Config)(Broken)
+
+
+def test_cem_that_skips_more_than_one_step_in_a_hundred_fails_the_run(broken: None, small: list[str], tmp_path: Path):
+    flags = ["--cem.surrogate", "broken", "--cem.surrogate.every", "2", "--cem.warmup", "0"]
+    with pytest.raises(UserError, match=r"CEM skipped 2 of 5 steps .* lower cem.strength or train.lr, or set cem.clip"):
+        train_run(tmp_path, parse([*small, *flags]))
+
+
+def test_a_single_skipped_step_is_counted_and_forgiven(broken: None, small: list[str], tmp_path: Path):
+    flags = ["--cem.surrogate", "broken", "--cem.surrogate.every", "12", "--cem.warmup", "0", "--cem.strength", "0.01"]
+    run, _, _ = train_run(tmp_path, parse([*small, *flags]))
+    assert [line["cem_skipped"] for line in run.metrics()] == [0, 0, 1]
+    assert [line["cem_steps"] for line in run.metrics()] == [5, 10, 15]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "steps", "fails"), [(1, 5, False), (2, 5, True), (10, 1000, False), (11, 1000, True)]
+)
+def test_the_bound_is_one_percent_of_the_steps(skipped: int, steps: int, fails: bool):
+    line = {"loss": 1.0, "epoch": 0, "lr": 0.1, "cem_skipped": skipped, "cem_steps": steps}
+    if fails:
+        with pytest.raises(UserError, match=f"{skipped} of {steps}"):
+            check_health(line)
+    else:
+        check_health(line)
+
+
+def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
+    """Let validation find these accuracies, epoch by epoch."""
+    validate = train.validate
+    monkeypatch.setattr(train, "validate", lambda *a: validate(*a) | {"accuracy": values[a[-1]]})
+
+
+def best_epoch(folder: Path) -> int | None:
+    file = folder / "weights" / "best.safetensors"
+    return json.loads(read_tensors(file)[1]["weights"])["epoch"] if file.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        (["--cem.surrogate", "none"], 0),
+        (["--cem.warmup", "1"], 1),
+        (["--cem.warmup", "1", "--cem.ramp", "1"], 3),  # epoch 1 has half the strength, 2 and 3 have all
+        (["--cem.warmup", "4"], None),
+    ],
+)
+def test_best_weights_come_only_from_epochs_at_full_strength(
+    flags: list[str], best: int | None, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    accuracies(monkeypatch, [0.9, 0.8, 0.5, 0.6])
+    run, _, _ = train_run(tmp_path, parse([*small, "--train.epochs", "4", *flags]))
+    assert best_epoch(tmp_path) == best
+    if best is not None:
+        saved = run.load_state()
+        assert saved is not None
+        assert saved[1]["best"] == [0.9, 0.8, 0.5, 0.6][best]
+
+
+def test_of_two_equally_good_epochs_the_first_is_kept(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    accuracies(monkeypatch, [0.5, 0.7, 0.7])
+    train_run(tmp_path, parse([*small, "--cem.surrogate", "none"]))
+    assert best_epoch(tmp_path) == 1
+
+
+def test_last_weights_are_those_of_the_state(small: list[str], tmp_path: Path):
+    run, _, _ = train_run(tmp_path, parse(small))
+    saved, weights = run.load_state(), run.load_weights()
+    assert saved is not None
+    assert {name for name in saved[0] if name.startswith(("model.", "channel."))} == set(weights)
+    assert all(torch.equal(tensor, saved[0][name]) for name, tensor in weights.items())
+
+
+def test_an_epochs_line_says_what_happened(small: list[str], tmp_path: Path):
+    run, _, _ = train_run(tmp_path, parse([*small, "--cem.surrogate", "rate"]))
+    first, second, third = run.metrics()
+    assert [line["epoch"] for line in (first, second, third)] == [0, 1, 2]
+    assert [line["lr"] for line in (first, second, third)] == [learning_rate(run.config.train, e) for e in range(3)]
+    assert first["cem_coef"] == 0
+    assert "cem_loss" not in first  # warm-up
+    assert second["cem_coef"] == 16
+    assert second["cem_loss"] > 0
+    assert sum(third["variance_histogram"]) == 4 * 4 * 4 * 4  # classes x z of 4 x 4 x 4
+    assert third["bits"] > 0
+    assert 0 <= third["accuracy"] <= 1
+
+
+def test_without_gaussian_noise_the_bits_are_null(small: list[str], tmp_path: Path):
+    flags = [f for f in small if f not in ("--defences.1.sigma", "0.1")]
+    run, _, _ = train_run(tmp_path, parse([*flags, "--defences", "bottleneck", "--train.epochs", "1"]))
+    assert run.metrics()[0]["bits"] is None
+
+
+def test_training_learns_what_can_be_learnt(small: list[str], tmp_path: Path):
+    run, _, _ = train_run(
+        tmp_path,
+        parse(
+            [
+                *small,
+                "--train.epochs",
+                "8",
+                "--cem.strength",
+                "0",
+                "--train.augment.no-flip",
+                "--train.augment.crop",
+                "0",
+            ]
+        ),
+    )
+    assert run.metrics()[-1]["accuracy"] > 0.9
+    assert run.metrics()[-1]["cem_steps"] == 0
+
+
+def test_another_seed_gives_other_weights_and_the_same_seed_the_same(small: list[str], tmp_path: Path):
+    def weights(name: str, seed: int) -> bytes:
+        train_run(tmp_path / name, parse([*small, "--seed", str(seed), "--train.epochs", "1"]))
+        return (tmp_path / name / "weights" / "last.safetensors").read_bytes()
+
+    assert weights("a", 0) == weights("b", 0)
+    assert weights("c", 1) != weights("d", 0)
+
+
+def test_label_smoothing_momentum_and_weight_decay_reach_the_step(small: list[str], tmp_path: Path):
+    def loss(*flags: str) -> float:
+        folder = tmp_path / "_".join(flags)
+        run, _, _ = train_run(folder, parse([*small, *flags]))
+        return run.metrics()[-1]["loss"]
+
+    losses = {
+        loss(),
+        loss("--train.label-smoothing", "0.1"),
+        loss("--train.momentum", "0"),
+        loss("--train.weight-decay", "0.1"),
+    }
+    assert len(losses) == 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_every_epoch_and_hides_what_a_killed_process_wrote(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = parse([*small, "--train.tensorboard", "--train.checkpoint-every", "2"])
+    validate, calls = train.validate, []
+
+    def killed_in_the_second_epoch(*args: object) -> dict[str, object]:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return validate(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train, "validate", killed_in_the_second_epoch)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(tmp_path, config)
+    run, _, _ = train_run(tmp_path, config)  # from the beginning: there was no checkpoint yet
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    shown = events.Scalars("accuracy")
+    assert [event.step for event in shown] == [0, 1, 2]
+    assert [event.value for event in shown] == pytest.approx([line["accuracy"] for line in run.metrics()])
+
+
+def test_tensorboard_that_is_not_installed_is_named(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match=r"pip install 'splitveil\[tensorboard\]'"):
+        train_run(tmp_path, parse([*small, "--train.tensorboard"]))
+
+
+def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: Path):
+    """Else the corrected command would be refused, because the folder holds a run with other settings."""
+    for flags in (
+        ["--train.epochs", "0"],
+        ["--defences.1.sigma", "0"],
+        ["--model.cut", "nowhere"],
+        ["--splits.task", "900"],
+    ):
+        with pytest.raises(UserError):
+            train_run(tmp_path / "run", parse([*small, *flags]))
+        assert not (tmp_path / "run").exists()
