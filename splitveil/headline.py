@@ -3,6 +3,7 @@
 from math import isfinite
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,8 +16,9 @@ def strongest(summary: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def print_table(summaries: list[dict[str, Any]]) -> None:
-    table = Table(title=f"{summaries[0]['n_test']} test images; higher MSE and lower SSIM mean that less leaks")
-    for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "/ ceiling", "bits"):
+    title = f"{summaries[0]['n_test']} test images; higher MSE and lower SSIM mean that less leaks"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "of ceiling", "bits"):
         table.add_column(column, justify="left" if column in ("run", "attack") else "right", no_wrap=True)
     for summary in summaries:
         name, row = strongest(summary) or ("none run", None)
@@ -24,7 +26,7 @@ def print_table(summaries: list[dict[str, Any]]) -> None:
         numbers = ["", "", "", ""]
         if row is not None:
             ratio = row["mse"] / summary["ceiling_mse"]
-            numbers = [f"{row['mse']:.4f}", f"{row['ssim']:.3f}", f"{row['psnr']:.1f}", f"{ratio:.2f}"]
+            numbers = [f"{row['mse']:.4f}", f"{row['ssim']:.3f}", f"{row['psnr']:.1f}", f"{ratio:.0%}"]
         bits = "∞" if summary["bits"] is None else f"{summary['bits']:.0f}"
         accuracy = f"{summary['accuracy']:.3f} ± {(high - low) / 2:.3f}"
         table.add_row(escape(summary["name"]), accuracy, name, *numbers, bits)
