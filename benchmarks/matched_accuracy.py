@@ -3,8 +3,8 @@
     python benchmarks/matched_accuracy.py --runs runs/matched --out results/matched_accuracy_fashion.json
 
 More noise also costs accuracy and also hides images, so comparing CEM with its own sigma at lambda = 0 flatters it. Here
-noise alone is trained at five sigmas; a quadratic through (accuracy, log MSE) of each seed is the noise-only front, and CEM's gain
-is its MSE over the front's at CEM's own accuracy, seed by seed. MSE is that of the strongest attack. Resumable.
+noise alone is trained at five sigmas; a quadratic through (accuracy, log MSE) of each seed is the noise-only front, and CEM's
+gain is its MSE over the front's at CEM's own accuracy, seed by seed. MSE is that of the strongest attack. Resumable.
 """
 
 import argparse

@@ -11,7 +11,7 @@ COMMANDS = {
     "demo": "three split models, undefended, noisy and defended, attacked and reported (about 3 minutes on 2 cores)",
     "run": "train + attack + evaluate + report: run [RECIPE.toml] [flags]",
     "train": "train a split model: train [RECIPE.toml] [flags]; the same command resumes it",
-    "attack": "attack a trained run: attack RUN… [flags of attacks]",
+    "attack": "attack a trained run: attack RUN… [--attacks a,b]",
     "evaluate": "accuracy, leak, cost and flags of an attacked run: evaluate RUN…",
     "report": "one HTML file from one or more runs: report RUN… [--out FILE]",
     "list": "what there is: surrogates, defences, attacks, models, data sets",

@@ -48,7 +48,7 @@ class CEMConfig:
     loss_scale: float | None = None
     """Factor on the surrogate's gradient; default is the surrogate's own."""
     clip: float | None = None
-    """Bound on the norm of CEM's gradient at the cut, as a multiple of the task gradient's norm there; none = no bound."""
+    """Bound on the norm of CEM's gradient at the cut, as a multiple of the task gradient's norm there (each process's own)."""
     lr: float = 1e-3
     """Learning rate of the Adam that trains the surrogate's own parameters, if it has any."""
 

@@ -1,6 +1,7 @@
 """What each command does. A command takes its arguments as a list and returns nothing."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from splitveil.data.splits import Splits
 from splitveil.evaluate import attack_run, evaluate_run
 from splitveil.headline import print_table
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
-from splitveil.runs import Run, environment, write_json
+from splitveil.runs import Run, environment, read_json, write_json
 from splitveil.train import check, process_group, train
 
 
@@ -46,13 +47,19 @@ def run_folders(arguments: list[str], command: str) -> list[Path]:
     for argument in arguments:
         if argument.startswith("-"):
             raise UserError(f"{command}: unknown flag {argument!r}; it takes run folders")
-        path = Path(argument)
-        below = sorted(p.parent for p in path.glob("*/schema.json"))
-        if not (path / "schema.json").exists() and below:
-            folders += below
-        else:
-            folders.append(path)
+        folders += runs_in(Path(argument))
     return folders
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The run folder itself, or the runs of a folder of runs, in the order of its summary.json where it has one."""
+    below = sorted(schema.parent for schema in path.glob("*/schema.json"))
+    if (path / "schema.json").exists() or not below:
+        return [path]
+    if (path / "summary.json").exists():
+        order = [row["name"] for row in read_json(path / "summary.json")]
+        below.sort(key=lambda run: order.index(run.name) if run.name in order else len(order))
+    return below
 
 
 def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
@@ -70,7 +77,8 @@ def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
         if not run.finished():
             if rank == 0:
                 write_json(folder / "environment.json", environment(device))
-            train(run, parts, splits, device, rank, world)
+            with run.locked() if rank == 0 else nullcontext():
+                train(run, parts, splits, device, rank, world)
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
     return run, splits, device
@@ -80,7 +88,7 @@ def train_command(arguments: list[str]) -> None:
     root = Path(take_flag(arguments, "--runs", "runs"))
     config = parse(arguments)
     run, _, _ = train_run(root / config.name, config)
-    print(f"{run.folder}: {config.train.epochs} epochs, validation accuracy {run.metrics()[-1]['accuracy']:.4f}")
+    print(f"{run.folder}: {config.train.epochs} epochs, validation accuracy {run.last_metrics()['accuracy']:.4f}")
 
 
 def run_command(arguments: list[str]) -> None:
@@ -98,7 +106,7 @@ def attack_command(arguments: list[str]) -> None:
     """Attack trained runs; `--attacks a,b` chooses others than the run's config says and is remembered there."""
     names = take_flag(arguments, "--attacks", "")
     for folder in run_folders(arguments, "attack"):
-        run = Run.open(folder)
+        run = trained_run(folder)
         if names:
             chosen = {type(a).method: a for a in run.config.attacks}
             attacks = tuple(chosen.get(name) or ATTACKS[name].config() for name in names.split(","))
@@ -110,7 +118,7 @@ def attack_command(arguments: list[str]) -> None:
 def evaluate_command(arguments: list[str]) -> None:
     summaries = []
     for folder in run_folders(arguments, "evaluate"):
-        run = Run.open(folder)
+        run = trained_run(folder)
         summaries.append(evaluate_run(run, checked_splits(run), pick_device(run.config.device)))
     print_table(summaries)
 
@@ -164,6 +172,13 @@ def data_command(arguments: list[str]) -> None:
     )
     for part, facts in splits.summary().items():
         print(f"  {part:<12}{facts['images']:>8} images   sha256 {facts['sha256']}")
+
+
+def trained_run(folder: Path) -> Run:
+    run = Run.open(folder)
+    if not run.finished():
+        raise UserError(f"{folder} is not trained to its end; `splitveil train {folder}/config.toml` goes on with it")
+    return run
 
 
 def checked_splits(run: Run) -> Splits:

@@ -230,7 +230,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
     names = [type(config).method for config in run.config.defences]
     stack = [d for d in parts.channel.defences if isinstance(d, Defence)]
     acting = {n: acts(d, parts.model, batch, generator) for n, d in zip(names, stack) if n != "none"}
-    last = run.metrics()[-1]
+    last = run.last_metrics()
     low, high, bins = HISTOGRAM
     summary = {
         "schema": 1,

@@ -17,7 +17,7 @@ def strongest(summary: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 def print_table(summaries: list[dict[str, Any]]) -> None:
     title = f"{summaries[0]['n_test']} test images; higher MSE and lower SSIM mean that less leaks"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "of ceiling", "bits"):
         table.add_column(column, justify="left" if column in ("run", "attack") else "right", no_wrap=True)
     for summary in summaries:

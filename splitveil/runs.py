@@ -13,6 +13,8 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,11 @@ from torch import Tensor
 
 from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml
 from splitveil.registry import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock
+    fcntl = None
 
 SCHEMA = 1
 LATER = {"name", "device", "attacks"}
@@ -188,6 +195,27 @@ class Run:
             return []
         lines = path.read_text().split("\n")
         return [json.loads(line) for line in lines if line.endswith("}")]  # a kill can leave half a line
+
+    def last_metrics(self) -> dict[str, Any]:
+        lines = self.metrics()
+        if not lines:
+            raise UserError(
+                f"{self.folder / 'metrics.jsonl'} is missing or empty; restore it, or train anew with another --name"
+            )
+        return lines[-1]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time trains in a folder; the lock ends with its process, however that ends."""
+        with open(self.folder / ".lock", "w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UserError(
+                        f"{self.folder} is being trained by another process; wait for it, or choose another --name"
+                    ) from None
+            yield
 
     def drop_metrics_from(self, epoch: int) -> None:
         kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < epoch]

@@ -182,11 +182,12 @@ def check_health(line: dict[str, Any]) -> None:
         )
 
 
-def refresh(parts: "Parts", images: DeviceImages, epoch: int) -> None:
+def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None:
     """Surrogates with statistics over the whole training set get them before the epochs they ask for."""
     if parts.cem is None or not (every := parts.cem.surrogate.refresh_every) or epoch % every:
         return
-    outcome = run_pass(parts.model, parts.channel, images, stream(images.device, "refresh"))
+    torch.manual_seed(seed_of(seed, "refresh", epoch))  # the same in every process, and after a resume
+    outcome = run_pass(parts.model, parts.channel, images, stream(images.device, seed, "refresh", epoch))
     parts.cem.surrogate.refresh(outcome.z, images.labels)
 
 
@@ -286,14 +287,14 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
         for epoch in range(first, config.epochs):
             began = time.perf_counter()
             lr = learning_rate(config, epoch)
-            torch.manual_seed(seed_of(seed, "layers", epoch, rank))  # dropout layers and the like
             noise = stream(device, seed, "noise", epoch, rank)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             if cem is not None:
-                refresh(parts, task, epoch)
+                refresh(parts, task, seed, epoch)
                 cem.schedule(epoch, lr)
             channel.on_epoch(epoch, model)
+            torch.manual_seed(seed_of(seed, "layers", epoch, rank))  # dropout layers and the like
             pipeline.train()
             means = Means()
             for x, y in task.shuffled(config.batch, seed, epoch, config.augment, rank, world):

@@ -29,7 +29,8 @@ class SplitsConfig:
     test: float = 1 / 6
     """Share (or number) of all images for testing, where the set has no official test part."""
     by_identity: bool = False
-    """No identity of the attacker's images occurs in the other parts."""
+    """The attacker has other identities than the other parts: `auxiliary` is a share of the identities, `validation` and `test`
+    are shares of the other people's images, and the task gets the rest."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
     seed = seed_of(seed, "splits")
     shares = {"task": config.task, "validation": config.validation, "auxiliary": config.auxiliary}
     if config.by_identity:
+        for name in ("validation", "auxiliary", "test"):
+            if getattr(config, name) > 1:
+                raise UserError(
+                    f"splits: {name} is {getattr(config, name)}, must be a share up to 1 where by_identity is set"
+                )
         everything = source.train if source.test is None else joined(source.train, source.test)
         auxiliary, rest = cut_identities(everything, config.auxiliary, seed)
         left = {"task": 1 - config.test - config.validation, "validation": config.validation, "test": config.test}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from splitveil.models import he_start
-from splitveil.registry import MODELS
+from splitveil.registry import MODELS, UserError
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ def conv(inputs: int, outputs: int, norm: bool, pool: bool) -> nn.Sequential:
 @MODELS.register("small", Config)
 def small(channels: int, size: int, classes: int, cut: str, width: int, norm: bool) -> nn.Sequential:
     """Four convolutions, two of them on the edge; made for CPUs."""
+    if width < 1:
+        raise UserError(f"model small: width is {width}, must be at least 1")
     stages: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=conv(channels, width, norm, pool=True),  # [b, w, s/2, s/2]
         conv2=conv(width, 2 * width, norm, pool=True),  # [b, 2w, s/4, s/4]
