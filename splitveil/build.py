@@ -56,8 +56,7 @@ def build_cem(config: Config, model: SplitModel, channel: Channel, classes: int)
     sigma = channel.noise_std
     if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
         sigma = c.sigma
-    dim = torch.Size(model.z_shape).numel()
-    surrogate = entry.make_from(c.surrogate, dim=dim, classes=classes, sigma=sigma)
+    surrogate = entry.make_from(c.surrogate, dim=model.z_shape.numel(), classes=classes, sigma=sigma)
     return CEM(surrogate, c.strength, c.lr_rescale, c.warmup, c.ramp, c.loss_scale, c.clip, c.lr)
 
 

@@ -41,7 +41,7 @@ class SplitModel(nn.Module):
     def __init__(self, edge: nn.Module, cloud: nn.Module, z_shape: tuple[int, ...], x_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.edge, self.cloud = edge, cloud
-        self.z_shape, self.x_shape = tuple(z_shape), tuple(x_shape)
+        self.z_shape, self.x_shape = torch.Size(z_shape), torch.Size(x_shape)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cloud(self.edge(x))

@@ -1,18 +1,11 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors on shared cores: more threads only wait for each other, and bits depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# Small tensors on shared cores: more threads only wait for each other, and bits depend on their number.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from splitveil.arguments import parse
 from splitveil.build import build_parts, channel_moments, pick_device
+from splitveil.config import from_dict
 from splitveil.data import ImageSet
 from splitveil.registry import UserError
 
@@ -106,3 +107,13 @@ def test_a_device_that_is_not_there_is_refused_with_a_remedy(name: str):
     assert f"device {name!r} is not usable here" in str(error.value)
     assert "--device auto" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_rate_is_refused_without_the_channels_own_noise_whatever_sigma_cem_has() -> None:
+    table = {"defences": ["bottleneck"], "cem": {"surrogate": "rate", "sigma": 0.1}}
+    with pytest.raises(UserError, match="needs Gaussian noise"):
+        build_parts(from_dict(table), random_images(30, 1, 32), CPU)
+    uniform = from_dict(table | {"cem": {"surrogate": "uniform", "sigma": 0.4}})
+    cem = build_parts(uniform, random_images(30, 1, 32), CPU).cem
+    assert cem is not None
+    assert cem.surrogate.tau == pytest.approx(0.125 * 0.4**2)

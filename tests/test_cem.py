@@ -19,8 +19,6 @@ from splitveil.registry import UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments, over_classes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 B, D, CLASSES = 12, 4 * 4 * 4, 3
 
 

@@ -17,11 +17,9 @@ from safetensors.torch import load, save
 from splitveil import evaluate, runs
 from splitveil.__main__ import COMMANDS, main
 from splitveil.arguments import parse
-from splitveil.commands import train_run
+from splitveil.commands import runs_in, train_run
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Outcome:
@@ -56,7 +54,7 @@ def refused(outcome: Outcome, *parts: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread: None, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a tiny decoder as its attack, not yet attacked."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     flags = f"""
@@ -406,3 +404,50 @@ def test_an_error_of_ours_is_not_hidden(splitveil: Callable[..., Outcome], monke
     monkeypatch.setattr("splitveil.commands.list_command", bug)
     with pytest.raises(ValueError, match="a bug"):
         splitveil("list")
+
+
+def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Callable[..., Outcome], run_folder: Path):
+    config = run_folder / "config.toml"
+    text, changed = re.subn(r"(?<=\[train\]\n)epochs = \d+", "epochs = 30", config.read_text())
+    assert changed == 1
+    config.write_text(text)
+    for command in ("attack", "evaluate"):
+        assert refused(splitveil(command, str(run_folder)), "is not trained to its end", "splitveil train")
+
+
+def test_the_same_attack_twice_is_refused_by_name(splitveil: Callable[..., Outcome], run_folder: Path):
+    assert refused(splitveil("attack", str(run_folder), "--attacks", "ridge,ridge"), "ridge is there twice")
+
+
+def test_a_group_of_runs_keeps_the_order_of_its_summary(tmp_path: Path):
+    for name in ("a", "b", "c", "extra"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "schema.json").write_text("{}")
+    assert [run.name for run in runs_in(tmp_path)] == ["a", "b", "c", "extra"]
+    (tmp_path / "summary.json").write_text(json.dumps([{"name": name} for name in "cab"]))
+    assert [run.name for run in runs_in(tmp_path)] == ["c", "a", "b", "extra"]
+    assert runs_in(tmp_path / "b") == [tmp_path / "b"]
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(
+    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
+):
+    arguments = ("train", "--runs", str(tmp_path), "--name", "x", *small)
+    splitveil(*arguments[:-2], "--device", "cpu")
+    (tmp_path / "x" / "state" / "train.safetensors").unlink()  # as if it had not finished an epoch
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); input()",
+         str(tmp_path / "x" / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert refused(splitveil(*arguments), "is being trained by another process")
+        holder.kill()
+    assert splitveil(*arguments).code == 0
+
+
+def test_a_run_whose_metrics_were_deleted_says_so(splitveil: Callable[..., Outcome], run_folder: Path):
+    splitveil("attack", str(run_folder))
+    (run_folder / "metrics.jsonl").unlink()
+    assert refused(splitveil("evaluate", str(run_folder)), "metrics.jsonl is missing or empty")

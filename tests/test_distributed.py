@@ -5,13 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from splitveil.arguments import parse
 from splitveil.commands import train_run
 from splitveil.runs import Run
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def furthest(a: Run, b: Run) -> float:

@@ -17,8 +17,6 @@ from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.split import SplitModel
 from splitveil.threat import Observation, ThreatModel
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 
 

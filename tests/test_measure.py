@@ -15,8 +15,6 @@ from splitveil.data.loader import DeviceImages
 from splitveil.measure import HISTOGRAM, histogram_position, run_pass, variance_histogram
 from splitveil.split import SplitModel
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def setting() -> tuple[SplitModel, DeviceImages]:
     torch.manual_seed(0)

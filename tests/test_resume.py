@@ -25,7 +25,6 @@ from splitveil.runs import Run
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 

@@ -25,8 +25,6 @@ from splitveil.split import SplitModel
 from splitveil.threat import Access, Observation, ThreatModel, grant
 from splitveil.train import weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 
 

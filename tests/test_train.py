@@ -20,8 +20,6 @@ from splitveil.runs import Run, read_tensors
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.train import Means, TrainConfig, check, check_health, learning_rate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @given(epochs=st.integers(1, 300), lr=st.floats(1e-6, 10))
 def test_cosine_starts_at_lr_falls_all_the_way_and_stays_above_zero(epochs: int, lr: float):

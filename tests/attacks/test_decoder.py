@@ -19,7 +19,6 @@ from splitveil.split import SplitModel
 from splitveil.threat import Access, Observation, grant
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

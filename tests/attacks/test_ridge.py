@@ -17,7 +17,6 @@ from splitveil.split import SplitModel
 from splitveil.threat import Observation, grant
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

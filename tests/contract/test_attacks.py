@@ -21,7 +21,6 @@ from splitveil.threat import Access, Observation, ThreatModel, grant
 OPTIONS: dict[str, dict[str, Any]] = {"decoder": {"blocks": 1, "width": 8, "epochs": 2, "batch": 32}}
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

@@ -14,8 +14,6 @@ from splitveil.evaluate import acts
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split import SplitModel, cut_stages
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OPTIONS: dict[str, dict[str, Any]] = {}
 every_defence = pytest.mark.parametrize("name", DEFENCES.names())
 B = 6

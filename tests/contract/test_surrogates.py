@@ -14,8 +14,6 @@ from splitveil.cem import CEM
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, build
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VARIANTS: dict[str, list[dict[str, Any]]] = {"rate": [{"form": "full"}]}
 EVERY = [(name, options) for name in SURROGATES.names() for options in [{}, *VARIANTS.get(name, [])]]
 every_surrogate = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda value: str(value))
@@ -284,3 +282,10 @@ def test_no_dimensions_or_no_classes_are_refused(name: str, needs: dict[str, int
 def test_an_unknown_surrogate_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="unknown surrogate 'unifrom'; did you mean 'uniform'"):
         build("unifrom", dim=4, classes=2, sigma=0.1)
+
+
+@every_surrogate
+def test_features_of_another_size_than_it_was_built_for_are_refused(name: str, options: dict[str, Any]) -> None:
+    z, y = batch(d=5)
+    with pytest.raises(UserError, match="built for dim=5, z has 6"):
+        make(name, options, z, y)(torch.cat([z, z[:, :1]], 1), y)

@@ -164,6 +164,7 @@ def test_by_identity_with_people_as_classes_the_others_are_numbered_anew():
         ({"task": float("nan")}, "task is nan, must be a share up to 1 or a number of images"),
         ({"auxiliary": float("inf")}, "auxiliary is inf, must be a share up to 1 or a number of images"),
         ({"by_identity": True}, "by_identity needs a data set with identities"),
+        ({"by_identity": True, "test": 20.0}, "test is 20.0, must be a share up to 1"),
     ],
 )
 def test_shares_that_cannot_be_are_refused_with_numbers(change: dict[str, float], message: str):

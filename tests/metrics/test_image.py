@@ -10,8 +10,6 @@ from torchmetrics.functional.image import peak_signal_noise_ratio, structural_si
 
 from splitveil.metrics.image import mse, psnr, ssim
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS = ["random", "close", "smooth", "constant", "identical", "black and white", "inverted"]
 
 
