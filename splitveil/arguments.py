@@ -99,6 +99,8 @@ def with_flags(config: Config, arguments: list[str]) -> Config:
         if not flag.startswith("--"):
             raise UserError(f"unexpected argument {argument!r}; a recipe comes first, then flags with their values")
         if flag not in flags and not (flag in off and not equals):
+            if flag == "--runs":
+                raise UserError("--runs is there twice, or this command has no run folder")
             raise unknown("flag", flag, {*flags, *off, *NAME_FLAGS, "--runs"})
         name = off.get(flag) or flags[flag]
         if known[name] is bool and not equals:

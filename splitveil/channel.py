@@ -40,6 +40,9 @@ class Channel(nn.Module):
         for defence in self._stack():
             defence.on_epoch(epoch, model)
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        return [parameter for defence in self._stack() for parameter in defence.task_parameters()]
+
     @property
     def noise_std(self) -> float | None:
         """Standard deviation of all Gaussian noise on the way: the one source of sigma; None without Gaussian noise."""

@@ -12,10 +12,10 @@ from splitveil.arguments import HELP, parse
 from splitveil.build import build_parts, build_splits, pick_device
 from splitveil.config import Config
 from splitveil.data.splits import Splits
-from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.evaluate import attack_run, build_attacks, evaluate_run
 from splitveil.headline import print_table
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
-from splitveil.runs import Run, environment, read_json, write_json
+from splitveil.runs import Run, environment, locked, read_json, write_json
 from splitveil.train import check, process_group, train
 
 
@@ -69,15 +69,15 @@ def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
         splits = build_splits(config)
         check(config.train, len(splits.task), world)
         parts = build_parts(config, splits.task, device)  # first: a setting that is refused must not leave a run folder
-        if rank == 0:
-            Run.create(folder, config).check_splits(splits.summary())
-        if world > 1:
-            dist.barrier()  # one process makes the folder, the others find it
-        run = Run.open(folder)
-        if not run.finished():
+        with locked(folder) if rank == 0 else nullcontext():
             if rank == 0:
-                write_json(folder / "environment.json", environment(device))
-            with run.locked() if rank == 0 else nullcontext():
+                Run.create(folder, config).check_splits(splits.summary())
+            if world > 1:
+                dist.barrier()  # one process makes the folder, the others find it
+            run = Run.open(folder)
+            if not run.finished():
+                if rank == 0:
+                    write_json(folder / "environment.json", environment(device))
                 train(run, parts, splits, device, rank, world)
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
@@ -92,10 +92,12 @@ def train_command(arguments: list[str]) -> None:
 
 
 def run_command(arguments: list[str]) -> None:
-    from splitveil.report import write_report
+    from splitveil.report import check_packages, write_report
 
     root = Path(take_flag(arguments, "--runs", "runs"))
     config = parse(arguments)
+    build_attacks(config)  # what is wrong with them should be said before the training, not after
+    check_packages()
     run, splits, device = train_run(root / config.name, config)
     attack_run(run, splits, device)
     print_table([evaluate_run(run, splits, device)])
@@ -177,7 +179,10 @@ def data_command(arguments: list[str]) -> None:
 def trained_run(folder: Path) -> Run:
     run = Run.open(folder)
     if not run.finished():
-        raise UserError(f"{folder} is not trained to its end; `splitveil train {folder}/config.toml` goes on with it")
+        raise UserError(
+            f"{folder} is not trained to its end; "
+            f"`splitveil train {folder}/config.toml --runs {folder.parent} --name {folder.name}` goes on with it"
+        )
     return run
 
 

@@ -44,7 +44,7 @@ class Config:
     seed: int = 0
     """Decides splits, weights, order, augmentation and noise."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """auto, cpu, cuda, cuda:1."""
     data: Any = field(default_factory=_chosen(DATASETS, "fashion"))
     """Which images; `splitveil list` shows the names."""
     splits: SplitsConfig = SplitsConfig()

@@ -3,6 +3,7 @@
 splitveil demo          leaves runs/demo/{none,gaussian,gaussian+cem}/, runs/demo/summary.json and runs/demo/report.html
 """
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from splitveil.arguments import parse
 from splitveil.commands import train_run
 from splitveil.config import Config, read_toml
-from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.evaluate import attack_run, build_attacks, evaluate_run
 from splitveil.headline import print_table
-from splitveil.report import write_report
+from splitveil.registry import UserError
+from splitveil.report import check_packages, write_report
 from splitveil.runs import write_json
 
 
@@ -29,8 +31,13 @@ def rows(flags: list[str]) -> list[Config]:
 
 
 def demo(folder: Path, flags: list[str]) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("the demo runs in one process; torchrun is for `train` and `run`")
+    configs = rows(flags)
+    build_attacks(configs[0])
+    check_packages()
     summaries = []
-    for config in rows(flags):
+    for config in configs:
         run, splits, device = train_run(folder / config.name, config)
         attack_run(run, splits, device)
         summaries.append(evaluate_run(run, splits, device))

@@ -18,18 +18,19 @@ from torch import Tensor
 from splitveil.attacks import Attack
 from splitveil.build import Parts, build_parts
 from splitveil.channel import Channel
+from splitveil.config import Config
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
 from splitveil.defences import Batch, Defence
 from splitveil.flags import raised
-from splitveil.measure import HISTOGRAM, run_pass, variance_histogram
+from splitveil.measure import run_pass
 from splitveil.metrics import image as metrics
 from splitveil.metrics.cost import cost
+from splitveil.metrics.leakage import HISTOGRAM, rate_bits, variance_histogram
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
 from splitveil.split import SplitModel
-from splitveil.surrogates.rate import bits
 from splitveil.threat import Observation, ThreatModel, grant
 from splitveil.train import load_weights
 
@@ -114,28 +115,33 @@ def done_before(folder: Path, options: dict[str, Any], weights: str) -> bool:
     return old["options"] == options and old["weights_sha256"] == weights
 
 
-def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
-    """Run every attack of the config that has not been run on these weights yet."""
-    from splitveil.progress import console, steps_bar
-
-    names = [type(config).method for config in run.config.attacks]
+def build_attacks(config: Config) -> list[Attack]:
+    """The attacks of a config, each with a seed of its own."""
+    names = [type(attack).method for attack in config.attacks]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(
             f"attacks: {min(twice)} is there twice; one run holds one of each, give the other its own --name"
         )
+    seeds = [seed_of(config.seed, "attack", name) for name in names]
+    return [ATTACKS.of(attack).make_from(attack, seed=seed) for attack, seed in zip(config.attacks, seeds)]
+
+
+def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
+    """Run every attack of the config that has not been run on these weights yet."""
+    from splitveil.progress import console, steps_bar
+
+    attacks = build_attacks(run.config)
     parts = load_parts(run, splits, device)
     weights = weights_digest(run)
     test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
-    for config in run.config.attacks:
-        entry, folder = ATTACKS.of(config), attack_folder(run, config)
-        options = options_of(config)
+    for config, attack in zip(run.config.attacks, attacks):
+        name, folder, options = type(config).method, attack_folder(run, config), options_of(config)
         if done_before(folder, options, weights):
             continue
-        attack: Attack = entry.make_from(config, seed=seed_of(run.config.seed, "attack", entry.name))
         knows = "; ".join(f"{what} {value}" for what, value in attack.requires.describe().items())
-        console.print(f"[dim]{entry.name} knows: {knows}", highlight=False)
+        console.print(f"[dim]{name} knows: {knows}", highlight=False)
         began = time.perf_counter()
-        with steps_bar(f"{run.config.name}: {entry.name}", total=1) as advance:
+        with steps_bar(f"{run.config.name}: {name}", total=1) as advance:
             last = 0.0
 
             def show(done: int, total: int) -> None:
@@ -148,7 +154,7 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
             rows, rebuilt = score(attack, parts, test, run.config.seed)
             show(1, 1)
         save_attack(folder, rows, rebuilt, test, sample_index(splits.test.labels), {
-            "attack": entry.name, "seed": run.config.seed, "options": options, "weights_sha256": weights,
+            "attack": name, "seed": run.config.seed, "options": options, "weights_sha256": weights,
             "threat": attack.requires.describe(), "n_images": len(test), "losses": attack.losses_,
             "seconds": time.perf_counter() - began, "device": device.type,
         })  # fmt: skip
@@ -241,7 +247,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "n_test": len(test),
         "ceiling_mse": ceiling,
         "sigma": sigma,
-        "bits": None if sigma is None else bits(outcome.z, test.labels, test.classes, sigma).item(),
+        "bits": rate_bits(outcome.z, test.labels, test.classes, sigma),
         "attacks": {name: row | {"mse_over_ceiling": row["mse"] / ceiling} for name, row in attacks.items()},
         "defences": names,
         "surrogate": None if parts.cem is None else type(run.config.cem.surrogate).method,

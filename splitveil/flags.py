@@ -25,7 +25,7 @@ FLAGS = {
         "run a stronger attack before you claim anything; compare at a lower strength",
     ),
     "attack-not-converged": Flag(
-        "an attack's own loss fell by more than 5 % over the last tenth of its training",
+        "an attack's own loss fell by more than 10 % over the last third of its training",
         "a longer attack would do better; the error is too high",
         "raise the attack's epochs until the flag is gone",
     ),
@@ -36,14 +36,17 @@ FLAGS = {
     ),
 }
 
-CONVERGED = 0.05
+CONVERGED = 0.1
 
 
 def still_falling(losses: list[float]) -> bool:
-    """Whether the loss fell by more than CONVERGED over the last tenth of training."""
+    """Whether the loss fell by more than CONVERGED over the last third of training.
+
+    The learning rate ends at zero, so the very last epochs look flat whatever is left to learn.
+    """
     if len(losses) < 3:
         return False
-    tail = max(1, len(losses) // 10)
+    tail = len(losses) // 3
     return losses[-1 - tail] > 0 and (losses[-1 - tail] - losses[-1]) / losses[-1 - tail] > CONVERGED
 
 

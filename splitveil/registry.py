@@ -55,14 +55,14 @@ class Entry:
                 raise unknown(f"option of {self.kind} {self.name!r}", option, known)
         return self.config(**options)
 
-    def make(self, *needs: Any, given: dict[str, Any] | None = None, **options: Any) -> Any:
+    def make(self, given: dict[str, Any] | None = None, **options: Any) -> Any:
         """Build from options; `given` holds what the kind supplies itself (dim, classes, …)."""
-        return self.make_from(self.configure(options), *needs, **(given or {}))
+        return self.make_from(self.configure(options), **(given or {}))
 
-    def make_from(self, config: Any, *needs: Any, **given: Any) -> Any:
+    def make_from(self, config: Any, **given: Any) -> Any:
         """Build from a Config instance: it is taken apart here, methods see plain arguments."""
         fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-        return self.build(*needs, **given, **fields)
+        return self.build(**given, **fields)
 
 
 class Registry:

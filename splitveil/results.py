@@ -11,11 +11,11 @@ from splitveil.registry import UserError
 from splitveil.runs import read_json, write_json
 
 FIELDS = {
-    "schema": int, "claim": str, "command": str, "commit": str | None, "config_sha256": str, "data_sha256": str,
+    "schema": int, "claim": str, "command": str, "commit": str, "config_sha256": str, "data_sha256": str,
     "seeds": list, "device": str, "torch": str, "rows": list, "flags": list,
 }  # fmt: skip
 ROW_FIELDS = {
-    "run": str, "seed": int, "accuracy": float, "attack": str, "threat": dict, "n_images": int,
+    "run": str, "seed": int, "accuracy": float, "attack": str, "options": dict, "threat": dict, "n_images": int,
     "mse": float, "ssim": float, "psnr": float, "ci95": list,
 }  # fmt: skip
 
@@ -26,7 +26,7 @@ def rows_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "run": summary["name"], "seed": summary["seed"], "accuracy": summary["accuracy"], "bits": summary["bits"],
             "sigma": summary["sigma"], "surrogate": summary["surrogate"], "strength": summary["strength"],
-            "attack": name, "threat": attack["threat"], "n_images": attack["n_images"],
+            "attack": name, "options": attack["options"], "threat": attack["threat"], "n_images": attack["n_images"],
             "mse": attack["mse"], "ssim": attack["ssim"], "psnr": attack["psnr"], "ci95": list(attack["mse_ci95"]),
             "config_sha256": summary["config_sha256"],
         }
@@ -46,7 +46,7 @@ def write_claim(path: Path, claim: str, command: str, summaries: list[dict[str, 
         "schema": 1,
         "claim": claim,
         "command": command,
-        "commit": environment["commit"],
+        "commit": ", ".join(sorted({str(summary["environment"]["commit"]) for summary in summaries})),
         "config_sha256": digest([summary["config_sha256"] for summary in summaries]),
         "data_sha256": digest([part["sha256"] for summary in summaries for part in summary["splits"].values()]),
         "seeds": sorted({summary["seed"] for summary in summaries}),

@@ -4,8 +4,9 @@
                 weights/{last,best}.safetensors   state/{train.safetensors,train.json}
                 attacks/ATTACK-SEED/{attack.json,rows.npz,samples.safetensors}   summary.json   report.html
 
-Every file is written beside its place and renamed into it. `state/train.safetensors` alone decides where a run resumes: its
-header carries the epoch, and lines of metrics.jsonl from later epochs are dropped. Nothing is ever unpickled.
+Every file but metrics.jsonl, which only grows, is written beside its place and renamed into it. `state/train.safetensors` alone
+decides where a run resumes: its header carries the epoch, and lines of metrics.jsonl from later epochs are dropped. Nothing is
+ever unpickled.
 """
 
 import hashlib
@@ -97,12 +98,21 @@ def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, A
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree that runs, if it is one."""
-    try:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of the source tree, with "-dirty" where it was changed; None for an installed package."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # a virtual environment may lie in somebody else's repository
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+COMMIT = git_commit()  # of the code that was loaded; the tree may move on while it runs
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -111,7 +121,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
     return {
         "splitveil": __version__,
-        "commit": git_commit(),
+        "commit": COMMIT,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
@@ -129,6 +139,21 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     ]
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time trains in a folder; the lock, a file beside it, ends with its process, however that ends."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "a") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{folder} is being trained by another process; wait for it, or choose another --name"
+                ) from None
+        yield
+
+
 class Run:
     """One run folder."""
 
@@ -144,7 +169,7 @@ class Run:
             old, new = ({k: v for k, v in to_dict(c).items() if k not in LATER} for c in (run.config, written))
             if changed := differences(old, new):
                 raise UserError(
-                    f"{folder} holds a run with other settings ({changed[0]}); choose another --name or delete it"
+                    f"{folder} holds a run with other settings ({changed[0]}); choose another --name or --runs, or delete it"
                 )
             write_atomically(folder / "config.toml", to_toml(to_dict(written)).encode())
             return cls(folder, written)
@@ -203,19 +228,6 @@ class Run:
                 f"{self.folder / 'metrics.jsonl'} is missing or empty; restore it, or train anew with another --name"
             )
         return lines[-1]
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One process at a time trains in a folder; the lock ends with its process, however that ends."""
-        with open(self.folder / ".lock", "w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise UserError(
-                        f"{self.folder} is being trained by another process; wait for it, or choose another --name"
-                    ) from None
-            yield
 
     def drop_metrics_from(self, epoch: int) -> None:
         kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < epoch]

@@ -1,4 +1,4 @@
-"""SplitModel: an edge half and a cloud half, and the only file that knows about cut points.
+"""SplitModel: an edge half and a cloud half. With `tracing`, the only place that knows about cut points.
 
     edge    x [b, c, h, w] in [0, 1] -> z [b, *z_shape]      runs on the device; its first layer is the normalisation
     cloud   what the channel made of z -> logits [b, classes]
@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from splitveil.registry import MODELS, unknown
+from splitveil.registry import MODELS, UserError, unknown
 from splitveil.tracing import cuts, halves, in_mode
 
 __all__ = ["Normalise", "SplitModel", "build_model", "cut_stages", "cuts", "shape_after", "split"]
@@ -80,7 +80,11 @@ def build_model(
     config: object, x_shape: tuple[int, ...], classes: int, mean: Tensor | None = None, std: Tensor | None = None
 ) -> SplitModel:
     """A registered model for images of `x_shape`, normalised by `mean` and `std`, cut where its config says."""
-    channels, size = x_shape[0], x_shape[-1]
+    channels, height, size = x_shape
+    if height != size or size < 8:
+        raise UserError(
+            f"images are {height} x {size} pixels; our models take square ones of 8 or more: pad or resize them"
+        )
     mean = torch.full((channels,), 0.5) if mean is None else mean
     std = torch.full((channels,), 0.25) if std is None else std
     stages: nn.Sequential = MODELS.of(config).make_from(config, channels=channels, size=size, classes=classes)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
+from splitveil.registry import UserError
 from splitveil.rng import stream
 from splitveil.split import SplitModel
 
@@ -88,6 +89,10 @@ def grant(
     threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int
 ) -> Access:
     """The Access of a threat model; `auxiliary` are the attacker's own images."""
+    if threat.auxiliary not in ("none", "same distribution"):
+        raise UserError(
+            f"no attacker can be given {threat.auxiliary!r} images yet; a run holds those of the same distribution"
+        )
     model.eval()
     generator = stream(device, seed, "query")
     return Access(

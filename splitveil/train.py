@@ -1,7 +1,7 @@
 """The training loop, top to bottom.
 
-    splitveil train recipes/demo.toml --name first --train.epochs 10
-    torchrun --nproc-per-node 2 -m splitveil train recipes/demo.toml --name first      # the same batch, spread over processes
+    splitveil train recipes/cem_small_fashion.toml --name first --train.epochs 10
+    torchrun --nproc-per-node 2 -m splitveil train recipes/cem_small_fashion.toml      # the same batch, spread over processes
 
 An epoch's randomness is a function of (seed, epoch), and everything else that the next epoch needs is saved at its end: killed
 at any moment and started again with the same command, a run on the CPU ends with bit-identical weights.
@@ -19,17 +19,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from splitveil.cem import CEM
 from splitveil.channel import Channel
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import Batch
-from splitveil.measure import run_pass, variance_histogram
+from splitveil.measure import run_pass
+from splitveil.metrics.leakage import rate_bits, variance_histogram
 from splitveil.registry import UserError
 from splitveil.rng import seed_of, stream
 from splitveil.split import SplitModel
-from splitveil.surrogates.rate import bits
 
 if TYPE_CHECKING:
     from splitveil.build import Parts
@@ -155,11 +156,10 @@ def train_step(
 def validate(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> dict[str, Any]:
     """Accuracy with the channel on, the rate bound and the histogram of class variances, on the validation images."""
     outcome = run_pass(parts.model, parts.channel, images, stream(images.device, seed, "validation", epoch))
-    sigma = parts.channel.noise_std
     return {
         "accuracy": outcome.correct.float().mean().item(),
         "val_loss": outcome.loss.item(),
-        "bits": None if sigma is None else bits(outcome.z, images.labels, images.classes, sigma).item(),
+        "bits": rate_bits(outcome.z, images.labels, images.classes, parts.channel.noise_std),
         "variance_histogram": variance_histogram(outcome.z, images.labels, images.classes).tolist(),
     }
 
@@ -273,9 +273,13 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
     task, validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
     model, channel, cem = parts
     pipeline: nn.Module = Pipeline(model, channel)
+    parameters = [p for p in (*model.parameters(), *channel.task_parameters()) if p.requires_grad]
     if world > 1:
-        pipeline = nn.parallel.DistributedDataParallel(pipeline)
-    parameters = [p for p in (*model.parameters(), *channel.parameters()) if p.requires_grad]
+        own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            pipeline, own
+        )  # a defence trains these itself
+        pipeline = DistributedDataParallel(pipeline)
     optimizer = torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay)
     first, best = restore(parts, optimizer, run)
     if rank == 0:

@@ -437,7 +437,7 @@ def test_a_folder_that_another_process_trains_in_is_refused(
     (tmp_path / "x" / "state" / "train.safetensors").unlink()  # as if it had not finished an epoch
     holder = subprocess.Popen(
         [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); input()",
-         str(tmp_path / "x" / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+         str(tmp_path / ".x.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     with holder:
         assert holder.stdout is not None

@@ -1,18 +1,14 @@
-from math import log10
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
-from splitveil.measure import HISTOGRAM, histogram_position, run_pass, variance_histogram
+from splitveil.measure import run_pass
 from splitveil.split import SplitModel
 
 
@@ -57,42 +53,3 @@ def test_the_channel_is_on_for_the_prediction_and_off_for_the_features() -> None
     torch.testing.assert_close(noisy.z, plain.z)
     assert noisy.loss > 2 * plain.loss
     assert noisy.loss == again.loss
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000), exponent=st.floats(-12, 5), classes=st.integers(1, 6))
-def test_the_histogram_counts_every_class_with_two_samples_and_every_dimension(
-    seed: int, exponent: float, classes: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    z, y = rng.standard_normal((20, 7)) * 10 ** (exponent / 2), rng.integers(0, classes, 20)
-    histogram = variance_histogram(torch.from_numpy(z), torch.from_numpy(y), classes)
-    low, high, bins = HISTOGRAM
-    groups = [z[y == c] for c in range(classes) if (y == c).sum() > 1]
-    exponents = np.clip([log10(max(v, 1e-30)) for rows in groups for v in rows.var(0)], low, high)
-    expected, _ = np.histogram(exponents, bins, (low, high))
-    assert histogram.tolist() == expected.tolist()
-
-
-def test_features_without_any_spread_fall_into_the_first_bin() -> None:
-    histogram = variance_histogram(torch.ones(6, 5), torch.tensor([0, 0, 0, 1, 1, 2]), 4)
-    assert histogram[0] == 10
-    assert histogram.sum() == 10
-
-
-def test_a_set_with_one_image_per_class_has_an_empty_histogram() -> None:
-    assert variance_histogram(torch.rand(3, 5), torch.arange(3), 3).sum() == 0
-
-
-def test_a_variance_stands_where_its_bin_stands() -> None:
-    low, high, bins = HISTOGRAM
-    for variance in (10 ** (low + 0.1), 3e-5, 0.01, 1.7):
-        z = torch.tensor([[-(variance**0.5)], [variance**0.5]], dtype=torch.float64)
-        (place,) = variance_histogram(z, torch.zeros(2, dtype=torch.int64), 1).nonzero().flatten().tolist()
-        assert place == int(histogram_position(variance) * bins)
-    assert histogram_position(10**high) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("variance", [0.0, 1e-20, 1e9])
-def test_variances_off_the_axis_stand_at_its_ends(variance: float) -> None:
-    assert histogram_position(variance) == (0 if variance < 1 else 1)

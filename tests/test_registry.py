@@ -35,9 +35,9 @@ def shapes() -> Registry:
 
 
 def test_a_method_is_built_from_its_options_with_defaults_for_the_others(shapes: Registry) -> None:
-    assert shapes["square"].make("here", size=5) == "red 5 cm here"
-    assert shapes["square"].make("here", given={"unit": "mm"}, colour="blue") == "blue 3 mm here"
-    assert shapes["square"].make_from(shapes["square"].config(size=7), "there") == "red 7 cm there"
+    assert shapes["square"].make(given={"place": "here"}, size=5) == "red 5 cm here"
+    assert shapes["square"].make(given={"place": "here", "unit": "mm"}, colour="blue") == "blue 3 mm here"
+    assert shapes["square"].make_from(shapes["square"].config(size=7), place="there") == "red 7 cm there"
 
 
 def test_a_config_tells_its_method_even_where_two_share_a_class(shapes: Registry) -> None:

@@ -19,6 +19,10 @@ def test_a_claim_says_what_produced_it(path: Path) -> None:
     assert all(row["ci95"][0] <= row["mse"] <= row["ci95"][1] for row in claim["rows"])
 
 
+def test_there_are_claims() -> None:
+    assert CLAIMS
+
+
 def test_a_claim_without_its_seeds_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="field 'schema'"):
         check_claim({}, "results/x.json")

@@ -49,6 +49,8 @@ class Decoder(Attack):
                 raise UserError(f"decoder: {name} is {value}, must be at least 1")
         if blocks < 0:
             raise UserError(f"decoder: blocks is {blocks}, must be 0 or more")
+        if not 0 <= weight_decay < float("inf"):
+            raise UserError(f"decoder: weight_decay is {weight_decay}, must be 0 or more")
         if not 0 < lr < float("inf"):
             raise UserError(f"decoder: lr is {lr}, must be above 0; 1e-3 is a good start")
         self.blocks, self.width, self.epochs, self.batch = blocks, width, epochs, batch

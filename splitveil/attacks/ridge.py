@@ -3,11 +3,12 @@
     W = argmin sum ||W (z' - mean z') - (x - mean x)||^2 + alpha n ||W||^2
 
 z' are the attacker's own images, sent `passes` times so that the noise enters the covariance as it is; alpha is chosen by
-the error on a tenth of the attacker's images that W has not seen. Solved in the smaller of z's and the images' space.
+the error on a tenth of the attacker's images that W has not seen. All of it from sums over the images, so memory is d x d.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,21 +24,53 @@ class Config:
     """Times each of the attacker's images is sent, each with fresh noise."""
 
 
+LARGEST = 16384
+"""Numbers in z up to which the d x d matrix (2 GiB there) and its solution are reasonable."""
+BATCH = 500
+
 ALPHAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2)
 """Candidates for the regularisation, as multiples of z's mean variance; for a z of pure noise the largest give the mean image."""
 
 
-def solver(z: Tensor, x: Tensor) -> Callable[[float], Tensor]:
-    """alpha -> W [d, p] of the ridge regression of centred x [n, p] on centred z [n, d]; the Gram matrix is made once."""
-    n, d = z.shape
-    gram, target = (z.T @ z, z.T @ x) if d <= n else (z @ z.T, x)  # both give the same W, through d x d or n x n
-    eye = torch.eye(len(gram), dtype=z.dtype, device=z.device)
+class Moments(NamedTuple):
+    """Sums over samples, in float64; all that the regression needs, so no sample is kept."""
 
-    def solve(alpha: float) -> Tensor:
-        solution = torch.linalg.solve(gram + alpha * n * eye, target)
-        return solution if d <= n else z.T @ solution
+    n: int
+    z: Tensor  # [d]
+    x: Tensor  # [p]
+    zz: Tensor  # [d, d]
+    zx: Tensor  # [d, p]
+    xx: Tensor  # [], sum of squares
 
-    return solve
+    def plus(self, z: Tensor, x: Tensor) -> "Moments":
+        return Moments(
+            self.n + len(z), self.z + z.sum(0), self.x + x.sum(0), self.zz.addmm(z.T, z), self.zx.addmm(z.T, x),
+            self.xx + x.square().sum(),
+        )  # fmt: skip
+
+    def about(self, z: Tensor, x: Tensor) -> "Moments":
+        """The same sums of z and x minus the given points."""
+        dz, dx, n = self.z - self.n * z, self.x - self.n * x, self.n
+        zz = self.zz - torch.outer(self.z, z) - torch.outer(z, dz)
+        zx = self.zx - torch.outer(self.z, x) - torch.outer(z, dx)
+        xx = self.xx - 2 * (self.x @ x) + n * (x @ x)
+        return Moments(n, dz, dx, zz, zx, xx)
+
+
+def no_samples(d: int, p: int, device: torch.device) -> Moments:
+    shapes = ((d,), (p,), (d, d), (d, p), ())
+    return Moments(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+
+def solve(m: Moments, alpha: float) -> Tensor:
+    """W [d, p]."""
+    return torch.linalg.solve(m.zz + alpha * m.n * torch.eye(len(m.zz), dtype=m.zz.dtype, device=m.zz.device), m.zx)
+
+
+def error(m: Moments, weights: Tensor) -> float:
+    """Mean squared error of z W as an answer to x."""
+    total = m.xx - 2 * (weights * m.zx).sum() + (weights * (m.zz @ weights)).sum()
+    return (total / (m.n * len(m.x))).item()
 
 
 @ATTACKS.register("ridge", Config)
@@ -52,24 +85,28 @@ class Ridge(Attack):
 
     def fit(self, access: Access) -> "Ridge":
         assert access.query is not None and access.auxiliary is not None
-        features, images = [], []
-        for _ in range(self.passes):
-            for x, _ in access.auxiliary.in_order(500):
-                features.append(access.query(x).mean(1).flatten(1).double())
-                images.append(x.flatten(1).double())
-        z, x = torch.cat(features), torch.cat(images)  # [passes * n, d], [passes * n, p]
-        held_out = torch.arange(len(z), device=z.device) % len(access.auxiliary) % 10 == 0
-        self.z_mean_, self.x_mean_, self.shape_ = z.mean(0), x.mean(0), access.x_shape
-        z, x = z - self.z_mean_, x - self.x_mean_
-        scale = z.square().mean().clamp_min(1e-12).item()
-        errors, solve = [], solver(z[~held_out], x[~held_out])
-        for step, alpha in enumerate(ALPHAS):
-            weights = solve(alpha * scale)
-            errors.append((z[held_out] @ weights - x[held_out]).square().mean().item())
-            self.on_progress(step + 1, len(ALPHAS) + 1)
+        d, p, images = prod(access.z_shape), prod(access.x_shape), access.auxiliary
+        if d > LARGEST:
+            raise UserError(
+                f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck, or leave ridge out"
+            )
+        kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
+        for sent in range(self.passes):
+            for x, _ in images.in_order(BATCH):
+                z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1).double()
+                tenth = torch.arange(len(x), device=x.device) % 10 == 0
+                kept, held_out = kept.plus(z[~tenth], x[~tenth]), held_out.plus(z[tenth], x[tenth])
+            self.on_progress(sent + 1, self.passes + 1)
+        n = kept.n + held_out.n
+        self.z_mean_, self.x_mean_ = (kept.z + held_out.z) / n, (kept.x + held_out.x) / n
+        self.shape_ = access.x_shape
+        kept, held_out = kept.about(self.z_mean_, self.x_mean_), held_out.about(self.z_mean_, self.x_mean_)
+        scale = ((kept.zz.trace() + held_out.zz.trace()) / (n * d)).clamp_min(1e-12).item()
+        errors = [error(held_out, solve(kept, alpha * scale)) for alpha in ALPHAS]
         self.alpha_ = ALPHAS[errors.index(min(errors))]
-        self.weights_ = solver(z, x)(self.alpha_ * scale)  # [d, p]
-        self.on_progress(len(ALPHAS) + 1, len(ALPHAS) + 1)
+        everything = Moments(n, *(a + b for a, b in zip(kept[1:], held_out[1:])))
+        self.weights_ = solve(everything, self.alpha_ * scale)  # [d, p]
+        self.on_progress(self.passes + 1, self.passes + 1)
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:

@@ -116,7 +116,7 @@ def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
         everything = source.train if source.test is None else joined(source.train, source.test)
         auxiliary, rest = cut_identities(everything, config.auxiliary, seed)
         left = {"task": 1 - config.test - config.validation, "validation": config.validation, "test": config.test}
-        return Splits(auxiliary=auxiliary, **cut(relabelled(rest), left, seed))
+        return Splits(auxiliary=auxiliary, **cut(relabelled(rest), left, seed_of(seed, "rest")))
     if source.test is not None:
         return Splits(**cut(source.train, shares, seed), test=source.test)
     total = len(source.train)

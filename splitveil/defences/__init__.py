@@ -60,6 +60,10 @@ class Defence(nn.Module):
     def on_epoch(self, epoch: int, model: SplitModel) -> None:
         """Called before each epoch."""
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Its parameters that the task loss trains; not those that it trains itself in `inner_step`, as a proxy decoder's."""
+        return []
+
     @property
     def attack_hints(self) -> AttackHints:
         return AttackHints()

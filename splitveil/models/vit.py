@@ -84,6 +84,9 @@ def vit(
     channels: int, size: int, classes: int, cut: str, patch: int, dim: int, depth: int, heads: int
 ) -> nn.Sequential:
     """A small vision transformer, z is a list of tokens; 2.7 M parameters."""
+    for name, value in {"patch": patch, "dim": dim, "depth": depth, "heads": heads}.items():
+        if value < 1:
+            raise UserError(f"vit: {name} is {value}, must be at least 1")
     if size % patch:
         raise UserError(f"vit: patch = {patch} does not divide the image size {size}; use a divisor of it")
     if dim % heads:

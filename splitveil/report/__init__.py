@@ -13,11 +13,16 @@ from splitveil.registry import UserError
 from splitveil.runs import write_atomically
 
 
-def write_report(folders: list[Path], out: Path) -> Path:
-    """Write the report of evaluated runs to `out` and return it."""
+def check_packages() -> None:
+    """Say what the report needs and is not installed; a run says it before the training, not after."""
     missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
     if missing:
         raise UserError(f"the report needs {' and '.join(missing)}: pip install 'splitveil[report]'")
+
+
+def write_report(folders: list[Path], out: Path) -> Path:
+    """Write the report of evaluated runs to `out` and return it."""
+    check_packages()
     from splitveil.report.facts import read_runs
     from splitveil.report.page import page
 

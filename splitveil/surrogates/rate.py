@@ -7,7 +7,8 @@ nothing to cheat with. Two forms of the bound:
     full       1/2 log det(I + X_c^T X_c / (m sigma^2))      through the m x m Gram matrix; in the loss divided by
                                                              min(m-1, d), because m samples span only m-1 dimensions
 
-The loss is in nats per dimension, weighted by class share; `bits` is the measuring function over a whole data set.
+The loss is in nats per dimension, weighted by class share; `splitveil.metrics.leakage` measures the
+same bound over a whole data set.
 Suggested: strength 1 to 4, form diagonal. Without Gaussian noise the bound is infinite, so `rate` refuses.
 """
 
@@ -55,17 +56,6 @@ def full_rate(z: Tensor, y: Tensor, mean: Tensor, count: Tensor, sigma: float) -
         gram = (centred @ centred.T) * (y.unsqueeze(0) == y.unsqueeze(1))  # [b, b]
         return member @ log_diagonal(gram)
     return log_diagonal(torch.einsum("cb,bd,be->cde", member, centred, centred)).sum(-1)  # [c, d, d] -> [c]
-
-
-def bits(z: Tensor, y: Tensor, classes: int, sigma: float, form: str = "diagonal") -> Tensor:
-    """The bound on I(x; z' | y) over a whole data set, in bits an image."""
-    count, mean, variance = class_moments(z.flatten(1).double(), y, classes)
-    rate = (
-        diagonal_rate(variance, sigma)
-        if form == "diagonal"
-        else full_rate(z.flatten(1).double(), y, mean, count, sigma)
-    )
-    return over_classes(rate, count) / log(2)
 
 
 @SURROGATES.register("rate", Config)

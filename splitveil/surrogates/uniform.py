@@ -4,7 +4,7 @@
     tau = max(var_threshold * sigma^2, 1e-8) + offset
 
 It is what gated attention pooling becomes when all attention weights are equal, so nothing can be cheated.
-Without Gaussian noise sigma only sets tau. Suggested: strength 4 to 16 at loss_scale 0.1 (SURROGATES, measured on CIFAR-10).
+Without Gaussian noise sigma only sets tau. Suggested: strength 4 to 16 at loss_scale 0.1.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Config:
     var_threshold: float = 0.125
     """Class variance that is tolerated, as a share of the noise's variance."""
     offset: float = 0.01
-    """Added to variance and threshold before the log (gamma in seeds 000 and 003)."""
+    """Added to variance and threshold before the log, which would be steep near 0."""
 
 
 def hinge(variance: Tensor, tau: float, offset: float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
-from splitveil.attacks.ridge import solver
+from splitveil.attacks.ridge import error, no_samples, solve
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
@@ -42,15 +42,28 @@ def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
     assert psnr(rebuilt, private).mean() > 40
 
 
-def test_from_fewer_samples_than_dimensions_it_still_solves_the_regression() -> None:
-    """n x n instead of d x d: both sides give the same weights, those of numpy's solution."""
+@pytest.mark.parametrize("d", [5, 30])
+def test_from_sums_alone_it_solves_the_regression_and_knows_its_error(d: int) -> None:
+    """More and fewer samples than dimensions; against numpy on the samples themselves, about any centre."""
     rng = np.random.default_rng(0)
-    z, x = rng.standard_normal((12, 30)), rng.standard_normal((12, 4))
-    for features in (z, z[:, :5]):
-        d = features.shape[1]
-        expected = np.linalg.solve(features.T @ features + 0.1 * 12 * np.eye(d), features.T @ x)
-        ours = solver(torch.from_numpy(features), torch.from_numpy(x))(0.1)
-        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-9, atol=1e-12)
+    z, x = rng.standard_normal((12, d)) + 3, rng.standard_normal((12, 4)) - 2
+    centre_z, centre_x = rng.standard_normal(d), rng.standard_normal(4)
+    moments = no_samples(d, 4, CPU)
+    for rows in (slice(0, 5), slice(5, 12)):
+        moments = moments.plus(torch.from_numpy(z[rows]), torch.from_numpy(x[rows]))
+    moments = moments.about(torch.from_numpy(centre_z), torch.from_numpy(centre_x))
+    u, v = z - centre_z, x - centre_x
+    np.testing.assert_allclose(moments.z, u.sum(0), atol=1e-9)
+    expected = np.linalg.solve(u.T @ u + 0.1 * 12 * np.eye(d), u.T @ v)
+    ours = solve(moments, 0.1)
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-8, atol=1e-10)
+    assert error(moments, ours) == pytest.approx(((u @ expected - v) ** 2).mean(), rel=1e-8)
+
+
+def test_a_z_too_large_to_invert_is_refused_before_memory_runs_out() -> None:
+    images, _ = bundled()
+    with pytest.raises(UserError, match="z has 65536 numbers, at most 16384"):
+        fitted(nn.Identity(), Channel(), images, (64, 32, 32))
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.2])

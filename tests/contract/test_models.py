@@ -1,0 +1,67 @@
+"""What every registered model must do. A new one is tested here without a line added."""
+
+import dataclasses
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from splitveil.registry import MODELS, UserError
+from splitveil.split import SplitModel, build_model
+
+every_model = pytest.mark.parametrize("name", MODELS.names())
+
+
+def make(name: str, channels: int = 1, **options: object) -> SplitModel:
+    torch.manual_seed(0)
+    return build_model(MODELS[name].configure(options), (channels, 32, 32), 7)
+
+
+@every_model
+@pytest.mark.parametrize("channels", [1, 3])
+def test_it_takes_any_number_of_channels_and_its_z_has_the_shape_it_says(name: str, channels: int) -> None:
+    model, x = make(name, channels).eval(), torch.rand(2, channels, 32, 32)
+    with torch.no_grad():
+        z = model.edge(x)
+        assert z.shape == (2, *model.z_shape)
+        assert model.cloud(z).shape == (2, 7)
+        torch.testing.assert_close(model(x), model.cloud(z))
+
+
+@every_model
+def test_every_parameter_of_both_halves_receives_a_gradient(name: str) -> None:
+    model = make(name)
+    nn.functional.cross_entropy(model(torch.rand(4, 1, 32, 32)), torch.arange(4)).backward()
+    assert [path for path, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+    assert any(bool(p.grad.ne(0).any()) for p in model.edge.parameters() if p.grad is not None)
+
+
+@every_model
+def test_one_image_is_answered_whatever_else_is_in_the_batch(name: str) -> None:
+    model, x = make(name).eval(), torch.rand(3, 1, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[1:2], model(x[1:2]), atol=1e-5, rtol=1e-4)
+
+
+@every_model
+def test_a_seed_gives_the_same_weights_and_they_travel_without_pickle(name: str) -> None:
+    model, twin = make(name), make(name)
+    bytes_ = safetensors.torch.save({k: v.contiguous() for k, v in model.state_dict().items()})
+    loaded = safetensors.torch.load(bytes_)
+    assert loaded.keys() == twin.state_dict().keys()
+    assert all(torch.equal(tensor, loaded[path]) for path, tensor in twin.state_dict().items())
+
+
+@every_model
+def test_a_cut_that_does_not_exist_is_answered_with_those_that_do(name: str) -> None:
+    with pytest.raises(UserError, match="unknown cut '!'; known: "):
+        make(name, cut="!")
+
+
+@every_model
+def test_it_says_what_it_is_and_its_options_have_defaults(name: str) -> None:
+    entry = MODELS[name]
+    assert entry.summary
+    assert all(field.default is not dataclasses.MISSING for field in dataclasses.fields(entry.config))
+    assert "cut" in {field.name for field in dataclasses.fields(entry.config)}
