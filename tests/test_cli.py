@@ -386,14 +386,14 @@ def test_a_folder_that_may_not_be_written_is_one_line(
 
     monkeypatch.setattr(Path, "mkdir", denied)
     outcome = splitveil("train", *small, "--runs", tmp_path, "--name", "run")
-    assert refused(outcome, str(tmp_path / "run"), os.strerror(code), "--runs chooses another folder")
+    assert refused(outcome, str(tmp_path), os.strerror(code), "--runs chooses another folder")
 
 
 def test_a_path_through_a_file_or_a_name_too_long_is_one_line(
     splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
 ):
     (tmp_path / "file").write_text("")
-    assert refused(splitveil("train", *small, "--runs", tmp_path / "file"), str(tmp_path / "file"), "Not a directory")
+    assert refused(splitveil("train", *small, "--runs", tmp_path / "file"), str(tmp_path / "file"), "File exists")
     assert refused(splitveil("train", *small, "--runs", tmp_path, "--name", "x" * 300), "File name too long")
 
 

@@ -284,3 +284,21 @@ def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: P
         with pytest.raises(UserError):
             train_run(tmp_path / "run", parse([*small, *flags]))
         assert not (tmp_path / "run").exists()
+
+
+def test_two_threads_train_the_same_weights_twice(tmp_path: Path) -> None:
+    """The shapes of the demo, where sums over threads could come in any order."""
+    flags = "--splits.task 512 --splits.validation 100 --splits.auxiliary 100 --defences bottleneck,gaussian"
+    config = parse(
+        [
+            *flags.split(),
+            *["--cem.surrogate", "rate", "--cem.warmup", "0", "--train.epochs", "2", "--train.batch", "64"],
+        ]
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = (train_run(tmp_path / name, config)[0].load_weights() for name in "ab")
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -13,12 +13,16 @@ class Moments(NamedTuple):
 
 
 def class_moments(z: Tensor, y: Tensor, classes: int) -> Moments:
-    """Count, mean and variance of each class; two passes, because E[z^2] - E[z]^2 cancels in float32."""
+    """Count, mean and variance of each class; two passes, because E[z^2] - E[z]^2 cancels in float32.
+
+    `member @ mean` and not `mean[y]`: the gradient of an index adds with several threads in any order, and a run would not resume
+    bit for bit.
+    """
     member = torch.nn.functional.one_hot(y, classes).to(z.dtype)  # [b, c]
     count = member.sum(0)
     each = count.clamp_min(1).unsqueeze(1)  # [c, 1]
     mean = member.T @ z / each
-    variance = member.T @ (z - mean[y]).square() / each
+    variance = member.T @ (z - member @ mean).square() / each
     return Moments(count, mean, variance)
 
 

@@ -51,7 +51,7 @@ def full_rate(z: Tensor, y: Tensor, mean: Tensor, count: Tensor, sigma: float) -
     b, d = z.shape
     member = torch.nn.functional.one_hot(y, len(count)).to(z.dtype).T  # [c, b]
     scale = (count.clamp_min(1) * sigma**2).rsqrt()  # [c]
-    centred = (z - mean[y]) * scale[y].unsqueeze(1)  # [b, d]
+    centred = (z - member.T @ mean) * scale[y].unsqueeze(1)  # [b, d]
     if b < d:
         gram = (centred @ centred.T) * (y.unsqueeze(0) == y.unsqueeze(1))  # [b, b]
         return member @ log_diagonal(gram)

@@ -289,3 +289,17 @@ def test_features_of_another_size_than_it_was_built_for_are_refused(name: str, o
     z, y = batch(d=5)
     with pytest.raises(UserError, match="built for dim=5, z has 6"):
         make(name, options, z, y)(torch.cat([z, z[:, :1]], 1), y)
+
+
+@every_surrogate
+def test_two_threads_give_the_same_bits_every_time(name: str, options: dict[str, Any]) -> None:
+    """A run must resume bit for bit with as many threads as the machine has."""
+    z, y = batch(64, 512)
+    surrogate = make(name, options, z, y)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        pulls = {gradient(surrogate, z, y)[1].numpy().tobytes() for _ in range(40)}
+    finally:
+        torch.set_num_threads(threads)
+    assert len(pulls) == 1
