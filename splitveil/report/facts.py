@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.evaluate import weights_digest
-from splitveil.headline import strongest
+from splitveil.headline import closest, strongest
 from splitveil.registry import UserError
 from splitveil.runs import SCHEMA, Run, read_json
 
@@ -34,7 +34,10 @@ class Shown:
     @property
     def strongest(self) -> tuple[str, dict[str, Any]] | None:
         """The attack with the lowest MSE, of those that gave a number."""
-        return strongest({"attacks": {k: row for k, row in self.summary["attacks"].items() if isfinite(row["mse"])}})
+        return strongest(self.summary)
+
+    def closest(self, metric: str) -> float:
+        return closest(self.summary, metric)
 
     @property
     def test_set(self) -> str:

@@ -99,7 +99,7 @@ def column(lines: list[dict[str, Any]], key: str, positive: bool = False) -> np.
 CURVES = {
     "loss": ("Training loss", "cross-entropy on the training images, averaged over an epoch", False),
     "accuracy": ("Validation accuracy", "share of validation images classified rightly, with the defence on", False),
-    "bits": ("Bits", "upper bound on what gets through about a validation image", True),
+    "bits": ("Bits", "estimated upper bound on what gets through about a validation image", True),
     "cem_loss": ("CEM loss", "the surrogate's loss; dotted: with equal weights (cem_loss_uniform)", False),
 }
 

@@ -15,6 +15,7 @@ import torch
 from splitveil.config import Config
 from splitveil.evaluate import read_attack, wilson
 from splitveil.flags import raised
+from splitveil.headline import closest
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.report.facts import distinct_labels, read_runs, small, without_paths
@@ -168,7 +169,8 @@ def test_the_tables_say_what_the_summaries_say(make: Maker, tmp_path: Path) -> N
         low, high = (round(100 * bound, 1) for bound in s["accuracy_ci95"])
         bits = "∞" if s["bits"] is None else "72"
         assert headline[s["name"]][1:8] == [
-            f"{100 * s['accuracy']:.1f} {low} to {high}", attack, small(row["mse"]), f"{row['ssim']:.3f}", f"{row['psnr']:.1f}",
+            f"{100 * s['accuracy']:.1f} {low} to {high}", attack, small(row["mse"]),
+            f"{closest(s, 'ssim'):.3f}", f"{closest(s, 'psnr'):.1f}",
             f"{row['mse'] / CEILING:.2f}", bits,
         ]  # fmt: skip
         low, high = map(small, row["mse_ci95"])
