@@ -26,11 +26,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv --without-pip $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable '.[report]'
+	@echo 'installing into $(VENV); the first time this can take some minutes'
+	@$(INSTALL) --editable '.[report]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable '.[dev]'
+	@echo 'installing into $(VENV); the first time this can take some minutes'
+	@$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:

@@ -8,7 +8,7 @@ from typing import NoReturn
 from splitveil.registry import UserError, unknown
 
 COMMANDS = {
-    "demo": "three split models, undefended, noisy and defended, attacked and reported (about 3 minutes on 2 cores)",
+    "demo": "three split models, undefended, noisy and defended, attacked and reported (3 to 4 minutes on 2 cores)",
     "run": "train + attack + evaluate + report: run [RECIPE.toml] [flags]",
     "train": "train a split model: train [RECIPE.toml] [flags]; the same command resumes it",
     "attack": "attack a trained run: attack RUN… [--attacks a,b]",
