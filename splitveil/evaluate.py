@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack
+from splitveil.attacks.mean_image import mean_of
 from splitveil.build import Parts, build_parts
 from splitveil.channel import Channel
 from splitveil.config import Config
@@ -199,7 +200,7 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / "samples.safetensors")[0]
 
 
-def acts(defence: Defence, model: SplitModel, batch: Batch, generator: torch.Generator) -> bool:
+def acts(defence: Defence, batch: Batch, generator: torch.Generator) -> bool:
     """Whether a defence does anything: changes z, changes the architecture, or pulls on z."""
     if type(defence).rebuild is not Defence.rebuild:
         return True
@@ -214,6 +215,33 @@ def acts(defence: Defence, model: SplitModel, batch: Batch, generator: torch.Gen
     return pull is not None and bool(pull.ne(0).any())
 
 
+def which_act(names: list[str], parts: Parts, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:
+    """Whether each defence of the channel acts on a batch of test images; `none` is not asked to."""
+    x, y = next(test.in_order(64))
+    with torch.no_grad():
+        z = parts.model.edge(x)
+    batch = Batch(x, z, parts.channel.send(z, x, generator), y)
+    stack = [defence for defence in parts.channel.defences if isinstance(defence, Defence)]
+    return {name: acts(defence, batch, generator) for name, defence in zip(names, stack) if name != "none"}
+
+
+def ceiling_mse(auxiliary: DeviceImages, test: DeviceImages) -> float:
+    """The error of always guessing the mean of the attacker's images: what an attack without z reaches."""
+    mean = mean_of(auxiliary)
+    return float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+
+
+def finished_attacks(run: Run, weights: str) -> dict[str, dict[str, Any]]:
+    """Facts and means of every attack of the config; all must have been run on these weights."""
+    found = {}
+    for config in run.config.attacks:
+        folder = attack_folder(run, config)
+        if not done_before(folder, options_of(config), weights):
+            raise UserError(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
+        found[type(config).method] = read_attack(folder)
+    return found
+
+
 def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, Any]:
     """Write and return summary.json of a trained and attacked run."""
     parts = load_parts(run, splits, device)
@@ -221,23 +249,11 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
     generator = stream(device, run.config.seed, "evaluation")
     outcome = run_pass(parts.model, parts.channel, test, generator)
     sigma, correct = parts.channel.noise_std, int(outcome.correct.sum())
-    attacks, weights = {}, weights_digest(run)
-    for config in run.config.attacks:
-        folder = attack_folder(run, config)
-        if not done_before(folder, options_of(config), weights):
-            raise UserError(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
-        attacks[type(config).method] = read_attack(folder)
-    mean = DeviceImages(splits.auxiliary, device).images.double().mean(0).div(255).float()
-    ceiling = float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
-    x, y = next(test.in_order(64))
-    with torch.no_grad():
-        z = parts.model.edge(x)
-    batch = Batch(x, z, parts.channel.send(z, x, generator), y)
+    weights, last = weights_digest(run), run.last_metrics()
+    attacks = finished_attacks(run, weights)
+    ceiling = ceiling_mse(DeviceImages(splits.auxiliary, device), test)
     names = [type(config).method for config in run.config.defences]
-    stack = [d for d in parts.channel.defences if isinstance(d, Defence)]
-    acting = {n: acts(d, parts.model, batch, generator) for n, d in zip(names, stack) if n != "none"}
-    last = run.last_metrics()
-    low, high, bins = HISTOGRAM
+    acting = which_act(names, parts, test, generator)
     summary = {
         "schema": 1,
         "name": run.config.name,
@@ -254,7 +270,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "strength": run.config.cem.strength if parts.cem is not None else 0.0,
         "tau": None if parts.cem is None else parts.cem.surrogate.tau,
         "variance_histogram": variance_histogram(outcome.z, test.labels, test.classes).tolist(),
-        "histogram_range": [low, high, bins],
+        "histogram_range": list(HISTOGRAM),
         "acting": acting,
         "cost": {half: asdict(spent) for half, spent in cost(parts.model).items()},
         "z_shape": list(parts.model.z_shape),

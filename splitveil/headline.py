@@ -21,7 +21,7 @@ def closest(summary: dict[str, Any], metric: str) -> float:
 
 
 def print_table(summaries: list[dict[str, Any]]) -> None:
-    title = f"{summaries[0]['n_test']} test images; each figure is that of the attack that does best by it"
+    title = f"{summaries[0]['n_test']} test images; each figure is that of its best attack"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "of ceiling", "bits"):
         table.add_column(column, justify="left" if column in ("run", "attack") else "right", no_wrap=True)

@@ -127,4 +127,4 @@ def test_a_defence_acts_if_it_changes_z_or_the_architecture_or_pulls_on_z(defenc
     x = images.take(slice(0, 8))
     with torch.no_grad():
         z = parts.model.edge(x)
-        assert acts(defence, parts.model, Batch(x, z, z.clone(), images.labels[:8]), torch.Generator()) == expected
+        assert acts(defence, Batch(x, z, z.clone(), images.labels[:8]), torch.Generator()) == expected

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from splitveil.attacks import Attack
+from splitveil.data.loader import DeviceImages
 from splitveil.registry import ATTACKS
 from splitveil.threat import Access, Observation, ThreatModel
 
@@ -12,6 +13,11 @@ from splitveil.threat import Access, Observation, ThreatModel
 @dataclass(frozen=True)
 class Config:
     pass
+
+
+def mean_of(images: DeviceImages) -> Tensor:
+    """[c, h, w] in [0, 1]."""
+    return images.images.double().mean(0).div(255).float()
 
 
 @ATTACKS.register("mean_image", Config)
@@ -22,7 +28,7 @@ class MeanImage(Attack):
 
     def fit(self, access: Access) -> "MeanImage":
         assert access.auxiliary is not None
-        self.mean_: Tensor = access.auxiliary.images.double().mean(0).div(255).float()  # [c, h, w]
+        self.mean_ = mean_of(access.auxiliary)
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:

@@ -135,7 +135,7 @@ def test_it_does_something_and_only_none_does_nothing(name: str) -> None:
     defence, model = make(name)
     z, x = features(model)
     batch = Batch(x, z, defence.send(z, x, seeded()), torch.arange(B) % 4)
-    assert acts(defence, model, batch, seeded()) == (name != "none")
+    assert acts(defence, batch, seeded()) == (name != "none")
 
 
 @every_defence
