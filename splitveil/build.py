@@ -45,7 +45,7 @@ def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
     cem = None
     if config.cem.surrogate is not None and config.cem.strength != 0:  # CEM refuses what is below
         cem = build_cem(config, model, channel, len(task.classes)).to(device)
-    # Convolutions read channels last: 1.5 to 2 times as fast a training step on CPUs, and what tensor cores want.
+    # Channels last: on two CPU cores a training step of `small` was 1.5 to 2.1 times as fast, and tensor cores want it too.
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Parts(model, channel.to(device), cem)
 

@@ -5,7 +5,8 @@
     coef = strength(epoch) * loss_scale * rho(lr)
 
 Back-propagation through the edge is linear in what arrives at z, so this equals the two passes of the seed documents
-(back-propagate L_C, stash, zero, back-propagate the task loss, add) at half their cost; tests/test_cem.py proves it.
+(back-propagate L_C, stash, zero, back-propagate the task loss, add) with one traversal of the edge instead of two;
+tests/test_cem.py proves it.
 
 In a user's own loop:
 

@@ -2,15 +2,14 @@
 
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from splitveil.arguments import HELP, parse
+from splitveil.arguments import HELP, choose, parse
 from splitveil.build import build_parts, build_splits, pick_device
-from splitveil.config import Config
+from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
 from splitveil.evaluate import attack_run, build_attacks, evaluate_run
 from splitveil.headline import print_table
@@ -110,9 +109,9 @@ def attack_command(arguments: list[str]) -> None:
     for folder in run_folders(arguments, "attack"):
         run = trained_run(folder)
         if names:
-            chosen = {type(a).method: a for a in run.config.attacks}
-            attacks = tuple(chosen.get(name) or ATTACKS[name].config() for name in names.split(","))
-            run = Run.create(folder, replace(run.config, attacks=attacks))
+            table = to_dict(run.config)
+            choose(table, "attacks", names)
+            run = Run.create(folder, from_dict(table))
         attack_run(run, checked_splits(run), pick_device(run.config.device))
         print(f"{folder}: attacked by {', '.join(type(a).method for a in run.config.attacks)}")
 

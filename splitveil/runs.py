@@ -16,6 +16,7 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, A
     return tensors, others
 
 
+@cache  # asked once, at a process's first run: the tree may move on while its code stays
 def git_commit() -> str | None:
     """The commit of the source tree, with "-dirty" where it was changed; None for an installed package."""
     here = Path(__file__)
@@ -112,16 +114,13 @@ def git_commit() -> str | None:
         return None
 
 
-COMMIT = git_commit()  # of the code that was loaded; the tree may move on while it runs
-
-
 def environment(device: torch.device) -> dict[str, Any]:
     """What produced the numbers. Nothing personal: no host name, user, path or environment variable."""
     from splitveil import __version__
 
     return {
         "splitveil": __version__,
-        "commit": COMMIT,
+        "commit": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",

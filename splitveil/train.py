@@ -118,7 +118,7 @@ class Means:
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            value = value.detach().double() if value.device.type != "mps" else value.detach().float()
+            value = value.detach().double()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
             self.counts[name] = self.counts.get(name, 0) + 1
 

@@ -18,5 +18,5 @@ def test_a_recipe_names_only_what_exists_and_is_called_after_its_file(path: Path
 
 def test_the_small_recipe_is_the_defended_row_of_the_demo() -> None:
     recipe = from_dict(read_toml(RECIPES[0].with_name("cem_small_fashion.toml")))
-    same = {"data", "splits", "model", "defences", "cem", "attacks"}
+    same = {"data", "splits", "model", "defences", "cem", "train", "attacks"}
     assert {k: to_dict(recipe)[k] for k in same} == {k: to_dict(rows([])[2])[k] for k in same}

@@ -2,7 +2,7 @@
 
 SSIM: Wang et al. 2004 with an 11 x 11 Gaussian window of sigma 1.5, K1 0.01, K2 0.03, data range 1; the border is filled by
 reflection, and the mean is over pixels and channels: the number that torchmetrics gives. (Leaving the border out, as some do,
-changes it by up to 0.07.) PSNR comes from the image's own MSE.
+gives other values.) PSNR comes from the image's own MSE.
 """
 
 import torch

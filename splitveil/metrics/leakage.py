@@ -9,7 +9,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from splitveil.surrogates.by_class import Moments, class_moments
+from splitveil.surrogates.by_class import class_moments
 from splitveil.surrogates.rate import diagonal_rate, full_rate
 
 
@@ -21,8 +21,7 @@ def rate_bits(z: Tensor, y: Tensor, classes: int, sigma: float | None, form: str
     """
     if sigma is None:
         return None
-    z = z.flatten(1).double() if z.device.type != "mps" else z.flatten(1).cpu().double()
-    y = y.to(z.device)
+    z = z.flatten(1).double()
     count, mean, variance = class_moments(z, y, classes)
     paired = torch.where(count > 1, count, 0)
     if paired.sum() < 0.5 * len(y):
@@ -42,7 +41,7 @@ HISTOGRAM = (-8.0, 2.0, 50)
 
 def variance_histogram(z: Tensor, y: Tensor, classes: int) -> Tensor:
     """How many (class, dimension) pairs have a variance in each bin of HISTOGRAM."""
-    moments: Moments = class_moments(z, y, classes)
+    count, _, variance = class_moments(z, y, classes)
     low, high, bins = HISTOGRAM
-    exponents = moments.variance[moments.count > 1].clamp_min(1e-30).log10().clamp(low, high)
+    exponents = variance[count > 1].clamp_min(1e-30).log10().clamp(low, high)
     return torch.histc(exponents, bins, low, high).long()

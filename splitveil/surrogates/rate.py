@@ -3,13 +3,13 @@
 z' = z + N(0, sigma^2 I), so among all features with covariance Cov_c the Gaussian carries the most. No learned part, hence
 nothing to cheat with. Two forms of the bound:
 
-    diagonal   1/2 sum_d log(1 + v_cd / sigma^2)             looser, but right from few samples (0.98 of its value at m=13)
+    diagonal   1/2 sum_d log(1 + v_cd / sigma^2)             looser, but nearly right from few samples of a class
     full       1/2 log det(I + X_c^T X_c / (m sigma^2))      through the m x m Gram matrix; in the loss divided by
                                                              min(m-1, d), because m samples span only m-1 dimensions
 
-The loss is in nats per dimension, weighted by class share; `splitveil.metrics.leakage` measures the
-same bound over a whole data set.
-Suggested: strength 1 to 4, form diagonal. Without Gaussian noise the bound is infinite, so `rate` refuses.
+The loss is in nats per dimension, weighted by class share; `splitveil.metrics.leakage` measures the same bound over a whole
+data set. Suggested: form diagonal, strength 0.4 with lr_rescale off, as in the demo. Without Gaussian noise the bound is
+infinite, so `rate` refuses.
 """
 
 from dataclasses import dataclass
