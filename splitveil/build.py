@@ -1,8 +1,10 @@
 """From a Config to the objects of a run: data, split model, channel, CEM."""
 
+import dataclasses
 import os
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from splitveil.cem import CEM
@@ -44,20 +46,23 @@ def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
     model = channel.rebuild(model)
     cem = None
     if config.cem.surrogate is not None and config.cem.strength != 0:  # CEM refuses what is below
-        cem = build_cem(config, model, channel, len(task.classes)).to(device)
+        cem = build_cem(config, model, channel, task.labels, len(task.classes)).to(device)
     # Channels last: on two CPU cores a training step of `small` was 1.5 to 2.1 times as fast, and tensor cores want it too.
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Parts(model, channel.to(device), cem)
 
 
-def build_cem(config: Config, model: SplitModel, channel: Channel, classes: int) -> CEM:
+def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.ndarray, classes: int) -> CEM:
     c = config.cem
     entry = SURROGATES.of(c.surrogate)
     sigma = channel.noise_std
     if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
         sigma = c.sigma
-    surrogate = entry.make_from(c.surrogate, dim=model.z_shape.numel(), classes=classes, sigma=sigma)
-    return CEM(surrogate, c.strength, c.lr_rescale, c.warmup, c.ramp, c.loss_scale, c.clip, c.lr)
+    dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
+    surrogate = entry.make_from(c.surrogate, dim=dim, classes=classes, sigma=sigma)
+    surrogate.largest_share = np.bincount(labels).max() / len(labels)
+    options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
+    return CEM(surrogate, **options, sigma=channel.noise_std)
 
 
 def pick_device(name: str) -> torch.device:

@@ -22,6 +22,7 @@ whole batch. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
+from math import log
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,8 @@ from torch import Tensor, nn
 
 from splitveil.registry import UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.surrogates.by_class import class_moments
+from splitveil.surrogates.rate import diagonal_rate
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class CEMConfig:
     """Bound on the norm of CEM's gradient at the cut, as a multiple of the task gradient's norm there (each process's own)."""
     lr: float = 1e-3
     """Learning rate of the Adam that trains the surrogate's own parameters, if it has any."""
+    pool: int | None = None
+    """Average z over a grid of pool x pool before it is measured; default is all of z, which is what leaves the device."""
+    target_bits: float | None = None
+    """Leakage to aim for, in bits an image: strength then rises and falls until the diagonal rate bound is there."""
+    target_rate: float = 0.01
+    """How fast strength follows the target: the most that its logarithm changes in a step."""
 
 
 def rescale(kind: str, lr: float) -> float:
@@ -103,6 +112,7 @@ class CEM(nn.Module):
     """Trains `surrogate` and gives its gradient to the edge: call `schedule` each epoch and `backward` each step."""
 
     coef: Tensor
+    multiplier: Tensor
     steps: Tensor
     skipped: Tensor
     inactive: Tensor
@@ -117,6 +127,10 @@ class CEM(nn.Module):
         loss_scale: float | None = None,
         clip: float | None = None,
         lr: float = 1e-3,
+        pool: int | None = None,
+        target_bits: float | None = None,
+        target_rate: float = 0.01,
+        sigma: float | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= strength < float("inf"):
@@ -124,12 +138,16 @@ class CEM(nn.Module):
         for name, value in {"warmup": warmup, "ramp": ramp}.items():
             if value is not None and value < 0:
                 raise UserError(f"cem: {name} is {value}, must be 0 epochs or more")
-        for name, value in {"loss_scale": loss_scale, "clip": clip, "lr": lr}.items():
+        positive = {"loss_scale": loss_scale, "clip": clip, "lr": lr, "pool": pool}
+        for name, value in (positive | {"target_bits": target_bits, "target_rate": target_rate}).items():
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"cem: {name} is {value}, must be above 0")
+        if target_bits is not None and not sigma:
+            raise UserError("cem: target_bits needs Gaussian noise (the bound is infinite without); add 'gaussian'")
         rescale(lr_rescale, lr)
         self.surrogate, self.strength, self.lr_rescale = surrogate, strength, lr_rescale
-        self.ramp, self.clip = ramp, clip
+        self.ramp, self.clip, self.pool = ramp, clip, pool
+        self.target_bits, self.target_rate, self.sigma = target_bits, target_rate, sigma
         self.warmup = surrogate.warmup if warmup is None else warmup
         self.loss_scale = surrogate.loss_scale if loss_scale is None else loss_scale
         parameters = [p for p in surrogate.parameters() if p.requires_grad]
@@ -139,6 +157,7 @@ class CEM(nn.Module):
         self.last: SurrogateOutput | None = None
         """What the surrogate said about the latest batch; None before the first active step."""
         self.register_buffer("coef", torch.zeros(()))
+        self.register_buffer("multiplier", torch.ones(()))  # on strength; moves only with target_bits
         for counter in ("steps", "skipped", "inactive"):  # since the start of training, counted on the device
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
 
@@ -163,7 +182,7 @@ class CEM(nn.Module):
             self.inactive += 1
             loss.backward()
             return
-        gradient = self.coef * self._gradient(z, y)
+        gradient = self.coef * self.multiplier * self._gradient(z, y)
         gradient = gradient if scaler is None else scaler.scale(gradient)
         if self.clip is None:
             torch.autograd.backward((loss, z), (None, gradient.to(z.dtype)))
@@ -179,6 +198,32 @@ class CEM(nn.Module):
         loss.backward()
         handle.remove()
 
+    def measured(self, z: Tensor) -> Tensor:
+        """What the surrogate gets to see of z."""
+        if self.pool is None:
+            return z
+        if z.dim() != 4:
+            raise UserError(f"cem: pool needs z of shape [c, h, w], this cut has {list(z.shape[1:])}; leave it out")
+        return torch.nn.functional.adaptive_avg_pool2d(z, self.pool)
+
+    def refresh(self, z: Tensor, y: Tensor) -> None:
+        """Give the surrogate the features of the whole training set."""
+        self.surrogate.refresh(self.measured(z).flatten(1).float(), y)
+
+    @torch.no_grad()
+    def _aim(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+        """Dual ascent on strength: up while more bits get through than the target, down while fewer."""
+        if self.target_bits is None or self.sigma is None:
+            return
+        z = z.flatten(1)
+        count, _, variance = class_moments(z, y, self.surrogate.classes)
+        unbiased = variance * (count / (count - 1).clamp_min(1)).unsqueeze(1)
+        pairs = torch.where(count > 1, count, 0)
+        bits = (diagonal_rate(unbiased, self.sigma) * pairs).sum() / pairs.sum() / log(2)
+        step = self.target_rate * ((bits - self.target_bits) / self.target_bits).clamp(-1, 1)
+        moved = (self.multiplier * step.exp()).clamp(1e-3, 1e3)
+        self.multiplier.copy_(torch.where(finite & moved.isfinite(), moved, self.multiplier))
+
     def _gradient(self, z: Tensor, y: Tensor) -> Tensor:
         """d L_C / d z in float32 (or float64), and one Adam step of the surrogate; if not finite, zero, no step, and counted."""
         own = z.detach()
@@ -190,7 +235,7 @@ class CEM(nn.Module):
             features = torch.cat([others[: rank * b], own, others[(rank + 1) * b :]])
             labels = gather(y)
         with torch.autocast(z.device.type, enabled=False):
-            output = self.surrogate(features, labels)
+            output = self.surrogate(self.measured(features), labels)
         self.surrogate.zero_grad(set_to_none=True)
         output.loss.backward()
         # Each process back-propagates its own rows of a loss over all rows; DDP averages, so the sum needs this factor.
@@ -203,5 +248,8 @@ class CEM(nn.Module):
         if self.optimizer is not None:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
+        with torch.autocast(z.device.type, enabled=False), torch.no_grad():
+            self.surrogate.after_step(self.measured(features.detach()), labels, finite)
+            self._aim(features.detach(), labels, finite)
         self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
         return torch.where(finite, gradient, 0)

@@ -183,12 +183,13 @@ def check_health(line: dict[str, Any]) -> None:
 
 
 def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None:
-    """Surrogates with statistics over the whole training set get them before the epochs they ask for."""
-    if parts.cem is None or not (every := parts.cem.surrogate.refresh_every) or epoch % every:
+    """Surrogates with statistics over the whole training set get them before the epochs they ask for, once CEM acts."""
+    cem = parts.cem
+    if cem is None or not cem.active or not (every := cem.surrogate.refresh_every) or (epoch - cem.warmup) % every:
         return
     torch.manual_seed(seed_of(seed, "refresh", epoch))  # the same in every process, and after a resume
     outcome = run_pass(parts.model, parts.channel, images, stream(images.device, seed, "refresh", epoch))
-    parts.cem.surrogate.refresh(outcome.z, images.labels)
+    cem.refresh(outcome.z.view(-1, *parts.model.z_shape), images.labels)
 
 
 def state_of(parts: "Parts", optimizer: torch.optim.Optimizer, best: float) -> dict[str, Any]:
@@ -295,8 +296,8 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
             for group in optimizer.param_groups:
                 group["lr"] = lr
             if cem is not None:
-                refresh(parts, task, seed, epoch)
                 cem.schedule(epoch, lr)
+                refresh(parts, task, seed, epoch)
             channel.on_epoch(epoch, model)
             torch.manual_seed(seed_of(seed, "layers", epoch, rank))  # dropout layers and the like
             pipeline.train()
@@ -306,7 +307,7 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
                 train_step(pipeline, channel, cem, optimizer, x, y, noise, config.label_smoothing, bf16, means)
                 advance(1)
             line = (
-                {"epoch": epoch, "lr": lr, "cem_coef": 0.0 if cem is None else cem.coef.item()}
+                {"epoch": epoch, "lr": lr, "cem_coef": 0.0 if cem is None else (cem.coef * cem.multiplier).item()}
                 | means.read()
                 | counters(cem)
             )

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from splitveil.registry import SURROGATES, UserError
+from splitveil.registry import SURROGATES, UserError, unknown
+from splitveil.surrogates.bank import Bank
+from splitveil.surrogates.by_class import class_moments
+from splitveil.surrogates.groups import Groups, capacity_for, group
 
 
 class SurrogateOutput(NamedTuple):
@@ -31,14 +34,26 @@ class Surrogate(nn.Module):
     """Factor on its gradient, unless the config says otherwise."""
     refresh_every: int | None = None
     """Epochs between calls of `refresh`; None if the surrogate has no such statistics."""
-    tau: float | None = None
-    """Variance below which the hinge is off; None without a hinge."""
     needs_noise: bool = False
     """Means something only under the channel's own Gaussian noise."""
 
-    def __init__(self, dim: int, classes: int) -> None:
+    knows_classes: bool = False
+    """Has statistics of every class from the whole training set, so that a sample without company is pulled too."""
+    largest_share: float | None = None
+    """Share of the training images that the largest class has; decides how many places a class gets. Equal shares if None."""
+
+    def __init__(self, dim: int, classes: int, bank: int = 0, capacity: int | None = None) -> None:
         super().__init__()
-        self.dim, self.classes = dim, classes
+        if capacity is not None and capacity < 2:
+            raise UserError(f"surrogate: capacity is {capacity}, must be at least 2 samples of a class")
+        self.dim, self.classes, self.capacity = dim, classes, capacity
+        self.bank = Bank(dim, classes, bank) if bank else None
+
+    @property
+    def tau(self) -> float | None:
+        """Variance below which its `hinge` is off; None without one."""
+        hinge = getattr(self, "hinge", None)
+        return None if hinge is None else float(hinge.level) - hinge.offset
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         raise NotImplementedError
@@ -52,15 +67,29 @@ class Surrogate(nn.Module):
             )
         return z
 
+    def grouped(self, z: Tensor, y: Tensor) -> Groups:
+        """The samples of each class side by side, those in the bank with them."""
+        capacity = self.capacity or capacity_for(len(z), self.largest_share or 1 / self.classes)
+        return group(self.flat(z), y, self.classes, min(capacity, len(z)), self.bank)
+
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""
 
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+        """Called once a training step, after the backward pass, with what forward saw; `finite` is false for a skipped step."""
+        if self.bank is not None:
+            self.bank.push(self.flat(z), y, finite)
+        hinge = getattr(self, "hinge", None)
+        if hinge is not None and hinge.quantile is not None:
+            count, _, variance = class_moments(self.flat(z), y, self.classes)
+            hinge.follow(variance, count, finite)
 
-def threshold(sigma: float, var_threshold: float, offset: float) -> float:
-    """tau = max(var_threshold * sigma^2, 1e-8) + offset."""
-    if not 0 <= sigma < float("inf"):
-        raise UserError(f"cem: sigma is {sigma}, must be 0 or more")
-    return max(var_threshold * sigma**2, 1e-8) + offset
+
+def choose(presets: dict[str, dict[str, Any]], preset: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The preset's settings, with those that were given (are not None) in their place."""
+    if preset not in presets:
+        raise unknown("preset", preset, presets)
+    return presets[preset] | {name: value for name, value in given.items() if value is not None}
 
 
 def build(name: str, *, dim: int, classes: int, sigma: float | None, **options: Any) -> Surrogate:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.registry import UserError
-from splitveil.surrogates import build, threshold
-from splitveil.surrogates.uniform import hinge
+from splitveil.surrogates import build
+from splitveil.surrogates.threshold import hinge, threshold
 
 
 @settings(max_examples=40, deadline=None)

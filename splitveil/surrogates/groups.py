@@ -1,0 +1,91 @@
+"""The samples of a batch grouped by class, padded to a fixed number, so that all classes are worked on at once.
+
+Shapes depend on the shapes of the batch only, never on its labels: nothing waits for the device, and a step can be captured.
+A class that has more samples than its capacity loses the rest, which is counted. Letters: g groups (classes that can be
+present), n places of a group, s weightings of its samples, d dimensions.
+"""
+
+from math import ceil, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitveil.surrogates.bank import Bank
+
+
+class Groups(NamedTuple):
+    x: Tensor  # [g, n, d], zero where there is no sample
+    mask: Tensor  # [g, n], 1 where there is one
+    label: Tensor  # [g], the class of each group
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]  # [g], samples of the batch
+    overflow: Tensor  # [], samples of the batch that found no place
+
+    @property
+    def total(self) -> Tensor:
+        """[g], samples with those of the bank."""
+        return self.mask.sum(1)
+
+
+def capacity_for(batch: int, largest_share: float) -> int:
+    """Places for a class with that share of the images: four standard deviations above what a batch holds on average."""
+    expected = batch * largest_share
+    return min(batch, max(16, ceil(expected + 4 * sqrt(expected)) + 4))
+
+
+def order_in_class(member: Tensor) -> Tensor:
+    """[b, c] memberships -> [b], how many earlier samples of the batch are of the sample's own class."""
+    return (member.cumsum(0) * member).sum(1) - 1
+
+
+def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None) -> Groups:
+    """[b, d] -> the samples of each class, followed by those that the bank remembers of it."""
+    b, d = z.shape
+    member = torch.nn.functional.one_hot(y, classes)  # [b, c]
+    counts = member.sum(0)  # [c]
+    if classes <= b:
+        g, place, label = classes, y, torch.arange(classes, device=z.device)
+        held = counts
+    else:  # at most b classes can be there: those that are take the first places
+        g, present = b, counts > 0
+        rank = torch.where(present, present.cumsum(0) - 1, g)  # [c]
+        place = rank[y]
+        label = rank.new_zeros(g + 1).scatter(0, rank, torch.arange(classes, device=z.device))[:g]
+        held = torch.where(torch.arange(g, device=z.device) < present.sum(), counts[label], 0)
+    position = order_in_class(member)
+    to = torch.where(position < capacity, place * capacity + position, g * capacity)
+    x = z.new_zeros(g * capacity + 1, d).index_put((to,), z)[:-1].view(g, capacity, d)
+    mask = (torch.arange(capacity, device=z.device) < held.unsqueeze(1)).to(z.dtype)
+    count = held.clamp_max(capacity).to(z.dtype)
+    overflow = (held - held.clamp_max(capacity)).sum()
+    if bank is None:
+        return Groups(x, mask, label, count, overflow)
+    remembered, known = bank.recall(label)
+    known = known * (held > 0).unsqueeze(1)
+    # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
+    factor = (1 + known.sum(1) / count.clamp_min(1)).view(-1, 1, 1)
+    x = x.detach() + factor * (x - x.detach())
+    return Groups(torch.cat([x, remembered], 1), torch.cat([mask, known], 1), label, count, overflow)
+
+
+class Weighted(NamedTuple):
+    mass: Tensor  # [g, s]
+    mean: Tensor  # [g, s, d]
+    variance: Tensor  # [g, s, d], around that mean
+
+
+def weighted_moments(x: Tensor, weight: Tensor) -> Weighted:
+    """Moments of [g, n, d] samples under each of the s weightings [g, n, s]; an empty one has variance 0.
+
+    E[x^2] - E[x]^2 cancels in float32, unless x is centred: by the mean of all of the group's samples, whose choice does not
+    matter and which needs no gradient.
+    """
+    with torch.no_grad():
+        everyone = weight.sum(2, keepdim=True)  # [g, n, 1]
+        centre = (everyone * x).sum(1, keepdim=True) / everyone.sum(1, keepdim=True).clamp_min(1e-12)  # [g, 1, d]
+    own = x - centre
+    mass = weight.sum(1)  # [g, s]
+    share = (weight / mass.clamp_min(1e-12).unsqueeze(1)).transpose(1, 2)  # [g, s, n]
+    mean = share @ own
+    variance = (share @ own.square() - mean.square()).clamp_min(0)
+    return Weighted(mass, mean + centre, variance)

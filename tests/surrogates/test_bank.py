@@ -1,0 +1,40 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitveil.registry import UserError
+from splitveil.surrogates.bank import Bank
+
+YES = torch.tensor(True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.integers(1, 5), classes=st.integers(1, 4))
+def test_it_holds_the_last_features_of_every_class(data: st.DataObject, size: int, classes: int) -> None:
+    bank, kept = Bank(1, classes, size), {c: [] for c in range(classes)}
+    number = 0
+    for labels in data.draw(st.lists(st.lists(st.integers(0, classes - 1), min_size=1, max_size=9), max_size=4)):
+        z = torch.arange(number, number + len(labels)).float().unsqueeze(1)
+        bank.push(z, torch.tensor(labels), YES)
+        for value, label in zip(z.flatten().tolist(), labels):
+            kept[label].append(value)
+        number += len(labels)
+    features, known = bank.recall(torch.arange(classes))
+    for c in range(classes):
+        assert sorted(features[c][known[c].bool()].flatten().tolist()) == kept[c][-size:]
+
+
+def test_neither_a_skipped_step_nor_a_row_that_is_not_finite_enters() -> None:
+    bank = Bank(2, 2, 3)
+    bank.push(torch.ones(2, 2), torch.tensor([0, 1]), torch.tensor(False))
+    bank.push(torch.tensor([[1.0, torch.nan], [2.0, 2.0], [torch.inf, 0.0]]), torch.tensor([0, 0, 1]), YES)
+    features, known = bank.recall(torch.arange(2))
+    assert known.tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert features[0, 0].tolist() == [2, 2]
+    assert torch.isfinite(bank.rows).all()
+
+
+def test_a_size_below_one_is_refused() -> None:
+    with pytest.raises(UserError, match="bank is -1"):
+        Bank(2, 2, -1)
