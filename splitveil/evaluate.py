@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splitveil.alarms import loss_share
 from splitveil.attacks import Attack
 from splitveil.attacks.mean_image import mean_of
 from splitveil.build import Parts, build_parts
@@ -242,6 +243,15 @@ def finished_attacks(run: Run, weights: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def collapse_of(lines: list[dict[str, Any]]) -> tuple[list[float], float | None]:
+    """The share of classes with collapsed attention in each epoch in which CEM acted, and how CEM's loss stood to that of equal
+    weights in the last; empty and None where a surrogate says nothing about it.
+    """
+    acted = [line for line in lines if "cem_loss" in line]
+    collapsed = [line["cem_collapsed"] for line in acted if "cem_collapsed" in line]
+    return collapsed, loss_share(acted[-1]) if acted else None
+
+
 def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, Any]:
     """Write and return summary.json of a trained and attacked run."""
     parts = load_parts(run, splits, device)
@@ -254,6 +264,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
     ceiling = ceiling_mse(DeviceImages(splits.auxiliary, device), test)
     names = [type(config).method for config in run.config.defences]
     acting = which_act(names, parts, test, generator)
+    steps = None if parts.cem is None else last["cem_steps"]
     summary = {
         "schema": 1,
         "name": run.config.name,
@@ -278,9 +289,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "weights_sha256": weights,
         "splits": read_json(run.folder / "splits.json"),
         "environment": read_json(run.folder / "environment.json"),
-        "flags": raised(
-            attacks, ceiling, acting, None if parts.cem is None else last["cem_steps"], last["cem_inactive"]
-        ),
+        "flags": raised(attacks, ceiling, acting, steps, last["cem_inactive"], *collapse_of(run.metrics())),
     }
     write_json(run.folder / "summary.json", summary)
     return summary

@@ -3,8 +3,11 @@
 Documented as: raised if / why it matters / what to do.
 """
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any, NamedTuple
+
+from splitveil.alarms import COLLAPSED
 
 
 class Flag(NamedTuple):
@@ -30,9 +33,15 @@ FLAGS = {
         "raise the attack's epochs until the flag is gone",
     ),
     "defence-inactive": Flag(
-        "a configured defence changed nothing: z is sent as it is, or CEM never acted or had a zero gradient in most steps",
+        "a configured defence changed nothing: z is sent as it is, CEM never acted or had a zero gradient in most steps, or its "
+        "loss ended below 1 % of that with equal weights while its attention had collapsed",
         "the model is as undefended as without it",
         "raise its strength; for CEM look at the variance histogram against tau",
+    ),
+    "attention-collapsed": Flag(
+        "over the last third of the epochs in which CEM acted, the attention of more than half of the classes had collapsed",
+        "a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
+        "use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
     ),
 }
 
@@ -50,14 +59,27 @@ def still_falling(losses: list[float]) -> bool:
     return losses[-1 - tail] > 0 and (losses[-1 - tail] - losses[-1]) / losses[-1 - tail] > CONVERGED
 
 
+def last_third(values: Sequence[float]) -> float:
+    """Mean over the last third, at least one, of those that are numbers; 0 of nothing."""
+    known = [value for value in values if isfinite(value)]
+    tail = known[-max(1, len(known) // 3) :]
+    return sum(tail) / len(tail) if tail else 0.0
+
+
 def raised(
     attacks: dict[str, dict[str, Any]],
     ceiling: float,
     acting: dict[str, bool],
     cem_steps: int | None,
     cem_inactive: int,
+    collapsed: Sequence[float] = (),
+    loss_share: float | None = None,
 ) -> list[dict[str, str]]:
-    """The flags of one run, each with what raised it; `cem_steps` is None for a run without CEM."""
+    """The flags of one run, each with what raised it; `cem_steps` is None for a run without CEM.
+
+    `collapsed`: of each epoch in which CEM acted, the share of the classes whose attention had collapsed, if it has one.
+    `loss_share`: CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare.
+    """
     found: list[tuple[str, str]] = []
     for name, row in attacks.items():
         if not row["mse"] <= 1.01 * ceiling:  # written so that NaN, an attack that diverged, raises it too
@@ -74,4 +96,12 @@ def raised(
         found.append(("defence-inactive", "CEM never acted: its warm-up is as long as the training"))
     elif cem_steps is not None and cem_inactive > 0.5 * cem_steps:
         found.append(("defence-inactive", f"CEM's gradient was zero in {cem_inactive} of {cem_steps} steps"))
+    late = last_third(collapsed)
+    if late > COLLAPSED:
+        found.append(
+            ("attention-collapsed", f"collapsed in {late:.0%} of the classes, over the last third of the epochs")
+        )
+        if loss_share is not None and loss_share < 0.01:
+            told = f"CEM's loss ended at {loss_share:.2%} of that with equal weights: its attention has collapsed"
+            found.append(("defence-inactive", told))
     return [{"flag": name, "detail": detail} for name, detail in found]

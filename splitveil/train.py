@@ -21,19 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from splitveil.alarms import warnings_of
 from splitveil.cem import CEM
 from splitveil.channel import Channel
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import Batch
 from splitveil.measure import run_pass
-from splitveil.metrics.leakage import rate_bits, variance_histogram
+from splitveil.metrics.leakage import HISTOGRAM, rate_bits, variance_histogram
 from splitveil.registry import UserError
 from splitveil.rng import seed_of, stream
 from splitveil.split import SplitModel
 
 if TYPE_CHECKING:
     from splitveil.build import Parts
+    from splitveil.config import Config
     from splitveil.data.splits import Splits
     from splitveil.runs import Run
 
@@ -169,6 +171,15 @@ def counters(cem: CEM | None) -> dict[str, int]:
     return {f"cem_{name}": 0 if cem is None else int(getattr(cem, name)) for name in names}
 
 
+def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, Any]:
+    """What the training of an epoch was like; the host waits for the device here, and not in a step."""
+    line = {"epoch": epoch, "lr": lr, "cem_coef": 0.0 if cem is None else (cem.coef * cem.multiplier).item()}
+    line |= means.read() | counters(cem)
+    if "cem_loss" in line:
+        line["cem_excess"] = line["cem_loss"] - line["cem_loss_uniform"]
+    return line
+
+
 def check_health(line: dict[str, Any]) -> None:
     """No silent fall-back: a diverged or mostly skipped training stops with what to do."""
     if not isfinite(line["loss"]):
@@ -180,6 +191,18 @@ def check_health(line: dict[str, Any]) -> None:
             f"CEM skipped {line['cem_skipped']} of {line['cem_steps']} steps because its gradient was not finite (bound: 1 %); "
             "lower cem.strength or train.lr, or set cem.clip"
         )
+
+
+def warn(line: dict[str, Any], config: "Config", told: set[str]) -> None:
+    """Say what the surrogate's diagnostics complain about: each kind once, not in every epoch."""
+    from splitveil.progress import console
+
+    if config.cem.surrogate is None:
+        return
+    for kind, message in warnings_of(line, type(config.cem.surrogate).method, config.train.batch).items():
+        if kind not in told:
+            told.add(kind)
+            console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
 
 
 def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None:
@@ -287,6 +310,7 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
         run.drop_metrics_from(first)
     board = tensorboard(run, first) if config.tensorboard and rank == 0 else None
     steps = task.steps(config.batch)
+    told: set[str] = set()
 
     with steps_bar(run.config.name, config.epochs * steps, done=first * steps, show=rank == 0) as advance:
         for epoch in range(first, config.epochs):
@@ -306,13 +330,10 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
                 bf16 = config.bf16 and device.type == "cuda"
                 train_step(pipeline, channel, cem, optimizer, x, y, noise, config.label_smoothing, bf16, means)
                 advance(1)
-            line = (
-                {"epoch": epoch, "lr": lr, "cem_coef": 0.0 if cem is None else (cem.coef * cem.multiplier).item()}
-                | means.read()
-                | counters(cem)
-            )
+            line = line_of(epoch, lr, cem, means)
             check_health(line)
             if rank == 0:
+                warn(line, run.config, told)
                 line["seconds"] = time.perf_counter() - began
                 line |= validate(parts, validation, seed, epoch)
                 advance(0, f"accuracy {line['accuracy']:.3f}")
@@ -335,10 +356,7 @@ def save(
     config, epoch = run.config.train, line["epoch"]
     run.append_metrics(line)
     if board is not None:
-        for name, value in line.items():
-            if isinstance(value, int | float):
-                board.add_scalar(name, value, epoch)
-        board.flush()
+        show(board, line)
     if is_best:
         run.save_weights("best", weights_of(parts), epoch)
     if (epoch + 1) % config.checkpoint_every == 0 or epoch + 1 == config.epochs:
@@ -355,3 +373,28 @@ def tensorboard(run: "Run", first: int) -> Any:
             "train.tensorboard needs the package tensorboard: pip install 'splitveil[tensorboard]'"
         ) from None
     return SummaryWriter(str(run.folder / "tensorboard"), purge_step=first)
+
+
+def show(board: Any, line: dict[str, Any]) -> None:
+    """An epoch's line on TensorBoard: numbers as curves, vectors (one number a class) as histograms."""
+    epoch = line["epoch"]
+    for name, value in line.items():
+        if isinstance(value, int | float):
+            board.add_scalar(name, value, epoch)
+        elif isinstance(value, list) and name != "variance_histogram":
+            finite = torch.tensor(value, dtype=torch.float64).flatten()
+            finite = finite[finite.isfinite()]
+            if len(finite):
+                board.add_histogram(name, finite, epoch)
+    # These are counts in bins of log10(variance) already; as they stand they would be shown as a histogram of counts.
+    counts = torch.tensor(line["variance_histogram"], dtype=torch.float64)
+    if counts.sum() > 0:
+        low, high, bins = HISTOGRAM
+        edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
+        middle = (edges[1:] + edges[:-1]) / 2
+        sums = {"num": counts.sum(), "sum": (counts * middle).sum(), "sum_squares": (counts * middle**2).sum()}
+        board.add_histogram_raw(
+            "variance_log10", low, high, **{name: value.item() for name, value in sums.items()},
+            bucket_limits=edges[1:].tolist(), bucket_counts=counts.tolist(), global_step=epoch,
+        )  # fmt: skip
+    board.flush()

@@ -3,7 +3,7 @@ import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given
@@ -69,7 +69,8 @@ def another(value: Any, hint: Any) -> Any:
     if isinstance(value, int | float):
         return value + 1
     if value is None:
-        return 3 if "int" in str(hint) else 2.5
+        arm = next(arm for arm in get_args(hint) if arm is not type(None))
+        return get_args(arm)[0] if get_args(arm) else {int: 3, float: 2.5, bool: True}[arm]
     if isinstance(value, tuple):
         return (*value, 7)
     return next((choice for choice in getattr(hint, "__args__", ()) if choice != value), "other")

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,24 @@ from scipy import stats
 from torch import Tensor, nn
 
 from splitveil import attacks
+from splitveil.arguments import parse
 from splitveil.build import Parts
 from splitveil.channel import Channel
+from splitveil.commands import train_run
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluate import acts, mean_interval, observe, sample_index, score, wilson
+from splitveil.evaluate import (
+    acts,
+    attack_run,
+    collapse_of,
+    evaluate_run,
+    mean_interval,
+    observe,
+    sample_index,
+    score,
+    wilson,
+)
 from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.split import SplitModel
 from splitveil.threat import Observation, ThreatModel
@@ -128,3 +142,28 @@ def test_a_defence_acts_if_it_changes_z_or_the_architecture_or_pulls_on_z(defenc
     with torch.no_grad():
         z = parts.model.edge(x)
         assert acts(defence, Batch(x, z, z.clone(), images.labels[:8]), torch.Generator()) == expected
+
+
+def test_the_collapse_is_read_from_the_epochs_in_which_cem_acted() -> None:
+    warmup = {"epoch": 0, "loss": 1.0}
+    acted = [{"cem_loss": 1.0, "cem_loss_uniform": 2.0, "cem_collapsed": share} for share in (0.2, 0.8)]
+    assert collapse_of([]) == collapse_of([warmup]) == ([], None)
+    assert collapse_of([warmup, *acted]) == ([0.2, 0.8], 0.5)
+    assert collapse_of([{"cem_loss": 1.0, "cem_loss_uniform": 1.0}]) == ([], 1.0)  # a surrogate without attention
+    assert collapse_of([{"cem_loss": 0.0, "cem_loss_uniform": 0.0}]) == ([], None)  # all below tau
+
+
+def test_a_run_whose_attention_collapsed_is_flagged(small: list[str], tmp_path: Path) -> None:
+    run, splits, device = train_run(tmp_path, parse(small))
+    attack_run(run, splits, device)
+
+    def flags() -> set[str]:
+        return {flag["flag"] for flag in evaluate_run(run, splits, device)["flags"]}
+
+    assert not flags() & {"attention-collapsed", "defence-inactive"}
+    lines = run.metrics()
+    run.drop_metrics_from(0)
+    for line in lines:
+        collapsed = {"cem_collapsed": 0.9, "cem_loss": 0.001 * line["cem_loss_uniform"]} if line["epoch"] else {}
+        run.append_metrics(line | collapsed)
+    assert flags() >= {"attention-collapsed", "defence-inactive"}

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.flags import FLAGS, raised, still_falling
+from splitveil.flags import FLAGS, last_third, raised, still_falling
 
 GOOD: dict[str, Any] = {"mean_image": {"mse": 0.1, "losses": []}, "decoder": {"mse": 0.05, "losses": [3.0, 2.0, 1.99]}}
 
@@ -81,6 +81,34 @@ def test_cem_is_flagged_when_its_gradient_was_zero_in_most_steps() -> None:
 def test_cem_that_was_configured_but_never_acted_is_flagged() -> None:
     assert names(steps=0) == ["defence-inactive"]
     assert names(steps=None) == []
+
+
+def test_attention_that_had_collapsed_over_the_last_third_is_flagged() -> None:
+    def collapsed(*shares: float, loss_share: float | None = None) -> list[str]:
+        found = raised(GOOD, 0.1, {}, 100, 0, shares, loss_share)
+        assert all(flag["flag"] in FLAGS for flag in found)
+        return [flag["flag"] for flag in found]
+
+    assert collapsed() == collapsed(0.5) == []
+    assert collapsed(0.51) == ["attention-collapsed"]
+    assert collapsed(0, 0, 0, 0, 0.4, 0.7) == ["attention-collapsed"]
+    assert collapsed(1, 1, 1, 1, 0.4, 0.5) == []  # it has recovered
+    assert collapsed(0, 0.9, float("nan")) == ["attention-collapsed"]
+    assert collapsed(0.9, loss_share=0.011) == ["attention-collapsed"]
+    assert collapsed(0.9, loss_share=0.009) == ["attention-collapsed", "defence-inactive"]
+    assert collapsed(0.1, loss_share=0.0) == []  # what a mixture may reach, its clusters being tight
+
+
+def test_a_collapse_that_left_no_loss_says_so_in_its_detail() -> None:
+    found = raised(GOOD, 0.1, {}, 100, 0, [0.9], 0.004)
+    assert found[0]["detail"] == "collapsed in 90% of the classes, over the last third of the epochs"
+    assert found[1]["detail"] == "CEM's loss ended at 0.40% of that with equal weights: its attention has collapsed"
+
+
+def test_the_last_third_is_at_least_one() -> None:
+    assert last_third([]) == 0
+    assert last_third([1, 3]) == 3
+    assert last_third([0, 0, 0, 0, 1, 3]) == 2
 
 
 def test_every_flag_says_when_why_and_what_to_do() -> None:

@@ -131,6 +131,45 @@ def test_the_bound_is_one_percent_of_the_steps(skipped: int, steps: int, fails: 
         check_health(line)
 
 
+class Collapsing(Surrogate):
+    """Says that its attention has collapsed."""
+
+    warmup = 0
+
+    def __init__(self, dim: int, classes: int, sigma: float | None, every: int) -> None:
+        super().__init__(dim, classes)
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        loss = z.square().mean()
+        diagnostics = {
+            "collapsed": torch.ones(()),
+            "effective_samples": torch.full((), 0.02),
+            "overflow": torch.ones(()),
+        }
+        return SurrogateOutput(loss, 2 * loss.detach(), diagnostics)
+
+
+def test_an_alarm_is_told_once_and_not_in_every_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: list[str], tmp_path: Path
+):
+    SURROGATES.names()
+    monkeypatch.setattr(SURROGATES, "_entries", dict(SURROGATES._entries))
+    SURROGATES.register("collapsing", Config)(Collapsing)
+    flags = ["--cem.surrogate", "collapsing", "--cem.warmup", "0", "--cem.strength", "0.01"]
+    run, _, _ = train_run(tmp_path, parse([*small, *flags]))
+    said = " ".join(capsys.readouterr().err.split())
+    assert [line["cem_collapsed"] for line in run.metrics()] == [1, 1, 1]
+    assert said.count("the attention of 'collapsing' has collapsed in 100% of the classes (epoch 0): 2.0% of the") == 1
+    assert said.count("the loss is 0.5 times that of equal weights") == 1
+    assert said.count("1.0 of the 32 samples of a batch found no place") == 1
+
+
+def test_a_run_without_complaints_is_told_nothing(capsys: pytest.CaptureFixture[str], small: list[str], tmp_path: Path):
+    train_run(tmp_path / "cem", parse(small))
+    train_run(tmp_path / "plain", parse([*small, "--cem.surrogate", "none"]))
+    assert "warning" not in capsys.readouterr().err
+
+
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     """Let validation find these accuracies, epoch by epoch."""
     validate = train.validate
@@ -188,6 +227,8 @@ def test_an_epochs_line_says_what_happened(small: list[str], tmp_path: Path):
     assert "cem_loss" not in first  # warm-up
     assert second["cem_coef"] == 16
     assert second["cem_loss"] > 0
+    assert "cem_excess" not in first
+    assert second["cem_excess"] == second["cem_loss"] - second["cem_loss_uniform"]
     assert sum(third["variance_histogram"]) == 4 * 4 * 4 * 4  # classes x z of 4 x 4 x 4
     assert third["bits"] > 0
     assert 0 <= third["accuracy"] <= 1
@@ -265,6 +306,35 @@ def test_tensorboard_gets_every_epoch_and_hides_what_a_killed_process_wrote(
     shown = events.Scalars("accuracy")
     assert [event.step for event in shown] == [0, 1, 2]
     assert [event.value for event in shown] == pytest.approx([line["accuracy"] for line in run.metrics()])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_vectors_as_histograms(small: list[str], tmp_path: Path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run, _, _ = train_run(tmp_path, parse([*small, "--train.tensorboard"]))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), {"histograms": 0}).Reload()
+    tags = events.Tags()
+    assert {"cem_loss", "cem_excess", "cem_above_tau", "accuracy"} <= set(tags["scalars"])
+    assert set(tags["histograms"]) == {"cem_variance", "variance_log10"}
+    assert [event.step for event in events.Histograms("cem_variance")] == [1, 2]  # after the warm-up
+    shown, line = events.Histograms("cem_variance")[-1].histogram_value, run.metrics()[-1]
+    assert (shown.num, shown.min, shown.max) == (4, min(line["cem_variance"]), max(line["cem_variance"]))
+    spread = events.Histograms("variance_log10")[-1].histogram_value
+    assert list(spread.bucket) == line["variance_histogram"]
+    assert (spread.bucket_limit[0], spread.bucket_limit[-1]) == pytest.approx((-7.8, 2))
+
+
+def test_tensorboard_leaves_out_what_is_no_number():
+    class Board:
+        def __init__(self) -> None:
+            self.shown: list[str] = []
+
+        def __getattr__(self, name: str) -> object:
+            return lambda tag="", *_, **__: self.shown.append(f"{name} {tag}")
+
+    board = Board()
+    train.show(board, {"epoch": 0, "cem_variance": [math.nan] * 4, "bits": None, "variance_histogram": [0] * 50})
+    assert board.shown == ["add_scalar epoch", "flush "]
 
 
 def test_tensorboard_that_is_not_installed_is_named(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from html import escape
 from math import isfinite, log10, nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -108,25 +108,144 @@ def curves(runs: list[Shown]) -> list[tuple[str, str, str]]:
     """(title, explanation, svg) of each quantity that at least one run has logged."""
     found = []
     for key, (title, text, logarithmic) in CURVES.items():
-        series = [(run, column(run.curves, key, logarithmic)) for run in runs]
-        series = [(run, values) for run, values in series if np.isfinite(values).any()]
-        if not series:
+        if not (series := logged(runs, key, logarithmic)):
             continue
         figure, axes = panel(400, 230)
-        for run, values in series:
-            epochs = column(run.curves, "epoch") + 1
-            dots = marker(run.slot) if np.isfinite(values).sum() < 3 else ""
-            axes.plot(epochs, values, color=colour(run.slot), linestyle=dash(run.slot), linewidth=1.8, marker=dots)
-            if key == "cem_loss":
+        over_epochs(axes, series)
+        if key == "cem_loss":
+            for run, _ in series:
                 uniform = column(run.curves, "cem_loss_uniform")
-                axes.plot(epochs, uniform, color=INK, linestyle=(0, (1, 2)), linewidth=1.1)
-        whole_epochs(axes, max(len(values) for _, values in series))
+                axes.plot(epochs_of(run), uniform, color=INK, linestyle=(0, (1, 2)), linewidth=1.1)
         if logarithmic:
             decades(axes, [values for _, values in series])
-        axes.set_xlabel("epoch", color=MUTED, fontsize=11, labelpad=2)
-        named = ", ".join(run.label for run, _ in series)
-        found.append((title, text, svg(figure, f"curve-{key}", f"{title} over the epochs, of {named}")))
+        found.append((title, text, svg(figure, f"curve-{key}", alt_of(title, series))))
     return found
+
+
+Series = list[tuple[Shown, np.ndarray]]
+
+
+def logged(runs: list[Shown], key: str, positive: bool = False) -> Series:
+    """The runs that have logged a quantity, each with its values."""
+    series = [(run, column(run.curves, key, positive)) for run in runs]
+    return [(run, values) for run, values in series if np.isfinite(values).any()]
+
+
+def epochs_of(run: Shown) -> np.ndarray:
+    return column(run.curves, "epoch") + 1
+
+
+def over_epochs(axes: "Axes", series: Series) -> None:
+    """One line a run; too few points for a line are marked."""
+    for run, values in series:
+        dots = marker(run.slot) if np.isfinite(values).sum() < 3 else ""
+        axes.plot(epochs_of(run), values, color=colour(run.slot), linestyle=dash(run.slot), linewidth=1.8, marker=dots)
+    whole_epochs(axes, max(len(values) for _, values in series))
+    axes.set_xlabel("epoch", color=MUTED, fontsize=11, labelpad=2)
+
+
+def alt_of(title: str, series: Series) -> str:
+    return f"{title} over the epochs, of {', '.join(run.label for run, _ in series)}"
+
+
+class Quantity(NamedTuple):
+    """A diagnostic of the surrogate, as the report shows it."""
+
+    title: str
+    text: str
+    """What it should look like."""
+    axis: Literal["share", "count", "free"]
+    """From 0 to 1, from 0 on, or as the values are."""
+    limit: float | None = None
+    """Where it becomes worrying: a dashed line."""
+    zero_is_well: bool = False
+    """Zero throughout means that nothing happened: it is then named and not drawn."""
+
+
+INSIDE = {
+    "cem_attention_entropy": Quantity(
+        "Attention entropy",
+        "gated: near 1 if all samples of a class count alike, 0 if one takes all; slots: near 0 if each sample has its slot",
+        "share",
+    ),
+    "cem_effective_samples": Quantity(
+        "Effective samples",
+        "share of a class's samples that carry its weight; near 1: all samples count; below 0.25 (dashed) the alarm trips",
+        "share", 0.25,
+    ),
+    "cem_collapsed": Quantity(
+        "Collapsed attention",
+        "share of the classes for which the alarm is on; should be 0; above 0.5 (dashed) the run is flagged",
+        "share", 0.5, True,
+    ),
+    "cem_gate_mean": Quantity(
+        "Gates, mean", "should hold its level; a fall to 0 switches the loss off and leaves the spread as it was", "share"
+    ),
+    "cem_gate_closed": Quantity("Gates, closed", "share of the gates below 0.05; should stay near 0", "share", None, True),
+    "cem_class_gate": Quantity(
+        "Class gate", "how much a class counts by its share of the batch; should hardly move", "share"
+    ),
+    "cem_alpha_attention": Quantity(
+        "Cross attention, tanh α", "how much of the attention is let in; at 0 the path is not used", "free"
+    ),
+    "cem_alpha_ffn": Quantity("Feed-forward, tanh α", "how much of the layer after it is let in; at 0 it is not used", "free"),
+    "cem_slots_alive": Quantity(
+        "Slots in use", "mean number a class; should stay well above 1, where a class is measured as a single cloud", "count"
+    ),
+    "cem_slot_information": Quantity(
+        "Slot information", "what a sample's slot tells about it, in nats; should rise; at 0 all slots are alike", "count"
+    ),
+    "cem_clusters_used": Quantity("Clusters in use", "should stay up; a fall means that clusters die", "count"),
+    "cem_clusters_hit": Quantity("Clusters hit", "those that a batch reaches; should stay near those in use", "count"),
+    "cem_components_used": Quantity("Components in use", "should stay up; a fall means that components die", "count"),
+    "cem_above_tau": Quantity(
+        "Above τ", "share of pairs of a class and a dimension that CEM still pulls; should fall; at 0 its work is done", "share"
+    ),
+    "cem_excess": Quantity(
+        "Loss − loss with equal weights",
+        "0 or above: nothing is hidden; far below, less spread is measured than there is (right for a mixture, not for a gate)",
+        "free", 0.0, True,
+    ),
+    "cem_fallback": Quantity(
+        "Equal weights instead",
+        "share of the classes whose attention or centres could not be used or found less spread; should be low after the start",
+        "share", 0.5, True,
+    ),
+    "cem_skipped_classes": Quantity(
+        "Classes skipped", "mean number in a batch with too few samples to measure; should be near 0, else raise train.batch",
+        "count", None, True,
+    ),
+    "cem_overflow": Quantity(
+        "Samples without a place", "mean number in a batch; should be near 0, else raise the surrogate's capacity",
+        "count", None, True,
+    ),
+}  # fmt: skip
+"""In the order of the report: attention, gates, parts of a class, the hinge, what went wrong."""
+
+
+def inside(runs: list[Shown]) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """(title, explanation, svg) of each diagnostic that a run has logged, and the titles of those left out at zero."""
+    found, well = [], []
+    for key, (title, text, axis, limit, zero_is_well) in INSIDE.items():
+        if not (series := logged(runs, key)):
+            continue
+        every = np.concatenate([values[np.isfinite(values)] for _, values in series])
+        if zero_is_well and not every.any():
+            well.append(title)
+            continue
+        figure, axes = panel(320, 160)
+        over_epochs(axes, series)
+        axes.locator_params(axis="y", nbins=4)
+        if axis == "share":
+            axes.set_ylim(-0.03, 1.03)
+            axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+        elif axis == "count":
+            top = every.max() if every.max() > 0 else 1
+            axes.set_ylim(min(-0.03 * top, every.min()), 1.08 * top)
+        if limit is not None:
+            axes.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 2)), zorder=1)
+        found.append((title, text, svg(figure, f"inside-{key}", alt_of(title, series))))
+    return found, well
 
 
 def whole_epochs(axes: "Axes", last: int) -> None:

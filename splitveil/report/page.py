@@ -21,6 +21,7 @@ def page(runs: list[Shown]) -> str:
     environment.filters["swatch"] = lambda run: Markup(figures.swatch(run.slot))
     headline, detail = verdict(runs)
     trade_off = figures.trade_off(runs)
+    inside, at_zero = figures.inside(runs)
     return environment.from_string((here / "report.html").read_text(encoding="utf-8")).render(
         css=Markup((here / "report.css").read_text(encoding="utf-8")),
         runs=runs,
@@ -33,6 +34,8 @@ def page(runs: list[Shown]) -> str:
         threats=threats(runs),
         trade_off=trade_off and Markup(trade_off),
         curves=[(title, text, Markup(drawing)) for title, text, drawing in figures.curves(runs)],
+        inside=[(title, text, Markup(drawing)) for title, text, drawing in inside],
+        at_zero=at_zero,
         histograms=[(run, Markup(drawing)) for run, drawing in figures.histograms(runs)],
         flags=flags(runs),
     )

@@ -89,3 +89,25 @@ def weighted_moments(x: Tensor, weight: Tensor) -> Weighted:
     mean = share @ own
     variance = (share @ own.square() - mean.square()).clamp_min(0)
     return Weighted(mass, mean + centre, variance)
+
+
+def over_groups(value: Tensor, groups: Groups) -> Tensor:
+    """Sum_c beta_c value_c with beta_c = share of the batch; a class of which one sample is known has no spread and drops out."""
+    return (value * torch.where(groups.total > 1, groups.count, 0)).sum() / groups.count.sum().clamp_min(1)
+
+
+def skipped_groups(groups: Groups) -> Tensor:
+    """Number of classes present of which a single sample is known."""
+    return ((groups.total <= 1) & (groups.count > 0)).sum()
+
+
+def share_of_groups(flag: Tensor, groups: Groups) -> Tensor:
+    """Share of the classes present with two samples or more for which the flag is set."""
+    usable = (groups.total > 1) & (groups.count > 0)
+    return (flag & usable).sum() / usable.sum().clamp_min(1)
+
+
+def by_class(value: Tensor, groups: Groups, classes: int) -> Tensor:
+    """[g] values to their classes, [c]; 0 for a class that is absent."""
+    value = torch.where(groups.count > 0, value.detach(), 0)
+    return value.new_zeros(classes).index_add(0, groups.label, value)

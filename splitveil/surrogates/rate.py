@@ -22,12 +22,17 @@ from torch import Tensor
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments, over_classes, skipped
+from splitveil.surrogates.groups import Groups, by_class, over_groups, skipped_groups, weighted_moments
 
 
 @dataclass(frozen=True)
 class Config:
     form: Literal["diagonal", "full"] = "diagonal"
     """Per-dimension bound, or the tighter one with the whole covariance (needs many samples of a class in a batch)."""
+    bank: int = 0
+    """Features of each class that are remembered; for `full`, and for batches with few samples of a class."""
+    capacity: int | None = None
+    """With a bank: samples of a class that a batch may hold; default from the batch and the largest class."""
 
 
 def diagonal_rate(variance: Tensor, sigma: float) -> Tensor:
@@ -58,14 +63,22 @@ def full_rate(z: Tensor, y: Tensor, mean: Tensor, count: Tensor, sigma: float) -
     return log_diagonal(torch.einsum("cb,bd,be->cde", member, centred, centred)).sum(-1)  # [c, d, d] -> [c]
 
 
+def full_rate_of_groups(x: Tensor, mask: Tensor, mean: Tensor, sigma: float) -> Tensor:
+    """The same for padded groups, [g, n, d] -> [g] nats."""
+    total = mask.sum(1).clamp_min(1)
+    centred = (x - mean.unsqueeze(1)) * (mask / (total * sigma**2).sqrt().unsqueeze(1)).unsqueeze(2)
+    gram = centred @ centred.mT if x.shape[1] < x.shape[2] else centred.mT @ centred
+    return log_diagonal(gram).sum(-1)
+
+
 @SURROGATES.register("rate", Config)
 class Rate(Surrogate):
     """Bits that the Gaussian channel lets through, per class; nothing learned, nothing to cheat with."""
 
     needs_noise = True
 
-    def __init__(self, dim: int, classes: int, sigma: float | None, form: str) -> None:
-        super().__init__(dim, classes)
+    def __init__(self, dim: int, classes: int, sigma: float | None, form: str, bank: int, capacity: int | None) -> None:
+        super().__init__(dim, classes, bank, capacity)
         if not sigma:
             raise UserError(
                 "surrogate 'rate' needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
@@ -77,17 +90,34 @@ class Rate(Surrogate):
         self.sigma, self.form = sigma, form
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        z = self.flat(z)
+        return self.of_batch(self.flat(z), y) if self.bank is None else self.of_groups(self.grouped(z, y))
+
+    def of_batch(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         count, mean, variance = class_moments(z, y, self.classes)
         nats = diagonal_rate(variance, self.sigma)
         per_dimension = nats / self.dim
         if self.form == "full":
-            spanned = (count - 1).clamp(1, self.dim)
-            per_dimension = full_rate(z, y, mean, count, self.sigma) / spanned
+            per_dimension = full_rate(z, y, mean, count, self.sigma) / (count - 1).clamp(1, self.dim)
         loss = over_classes(per_dimension, count)
         diagnostics = {
             "variance": variance.mean(1).detach(),
             "bits": over_classes(nats.detach(), count) / log(2),
             "skipped_classes": skipped(count),
+        }
+        return SurrogateOutput(loss, loss.detach(), diagnostics)
+
+    def of_groups(self, groups: Groups) -> SurrogateOutput:
+        x, mask, total = groups.x, groups.mask, groups.total
+        _, mean, variance = (part.squeeze(1) for part in weighted_moments(x, mask.unsqueeze(2)))
+        nats = diagonal_rate(variance, self.sigma)
+        per_dimension = nats / self.dim
+        if self.form == "full":
+            per_dimension = full_rate_of_groups(x, mask, mean, self.sigma) / (total - 1).clamp(1, self.dim)
+        loss = over_groups(per_dimension, groups)
+        diagnostics = {
+            "variance": by_class(variance.mean(1), groups, self.classes),
+            "bits": over_groups(nats.detach(), groups) / log(2),
+            "skipped_classes": skipped_groups(groups),
+            "overflow": groups.overflow,
         }
         return SurrogateOutput(loss, loss.detach(), diagnostics)

@@ -14,7 +14,14 @@ from splitveil.cem import CEM
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, build
 
-VARIANTS: dict[str, list[dict[str, Any]]] = {"rate": [{"form": "full"}]}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "rate": [{"form": "full"}, {"bank": 6}, {"form": "full", "bank": 6}],
+    "uniform": [{"tau_quantile": 0.3}],
+    "kmeans": [{"preset": "reference", "clusters": 2}, {"preset": "seed002", "clusters": 2}, {"form": "linear"}],
+    "gmm": [{"covariance": "full", "components": 2, "members": 4}, {"bank": 6}],
+    "gated": [{"gate_objective": "stopgrad"}, {"form": "trace"}, {"entropy_floor": 0.99}, {"bank": 6}],
+    "slots": [{"slots": 2, "bank": 0}],
+}
 EVERY = [(name, options) for name in SURROGATES.names() for options in [{}, *VARIANTS.get(name, [])]]
 every_surrogate = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda value: str(value))
 CLASSES = 3
@@ -29,7 +36,7 @@ def make(name: str, options: dict[str, Any], z: Tensor, y: Tensor, classes: int 
     return surrogate
 
 
-def batch(b: int = 24, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def batch(b: int = 48, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Features well above every threshold, classes in turn."""
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.randn(b, d, generator=generator, dtype=dtype) + 1, torch.arange(b) % CLASSES
@@ -120,7 +127,7 @@ def test_spread_features_are_pulled_and_a_small_step_along_the_pull_lowers_the_l
 
 @every_surrogate
 def test_its_gradient_is_the_derivative_of_its_loss(name: str, options: dict[str, Any]) -> None:
-    z, y = batch(9, 4, dtype=torch.float64)
+    z, y = batch(48, 3, dtype=torch.float64)
     surrogate = make(name, options, z, y)
     assert torch.autograd.gradcheck(lambda features: surrogate(features, y).loss, z.requires_grad_())
 
@@ -131,8 +138,8 @@ def test_its_gradient_is_the_derivative_of_its_loss(name: str, options: dict[str
 def test_neither_the_order_of_samples_nor_the_names_of_classes_matter(
     name: str, options: dict[str, Any], seed: int
 ) -> None:
-    z, y = batch(17, 4, seed, torch.float64)
-    order = torch.randperm(17, generator=torch.Generator().manual_seed(seed))
+    z, y = batch(47, 4, seed, torch.float64)
+    order = torch.randperm(47, generator=torch.Generator().manual_seed(seed))
     names = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))
     output, pull = gradient(make(name, options, z, y), z, y)
     shuffled, shuffled_pull = gradient(make(name, options, z, y), z[order], y[order])
@@ -153,9 +160,12 @@ def test_classes_do_not_pull_on_each_other(name: str, options: dict[str, Any]) -
 
 @every_surrogate
 def test_duplicated_samples_change_nothing(name: str, options: dict[str, Any]) -> None:
-    z, y = batch(30, 3, dtype=torch.float64)  # more samples of a class than dimensions: what is spanned stays the same
+    z, y = batch(dtype=torch.float64)  # more samples of a class than dimensions: what is spanned stays the same
     surrogate = make(name, options, z, y)
-    torch.testing.assert_close(surrogate(torch.cat([z, z]), torch.cat([y, y])).loss, surrogate(z, y).loss)
+    once, twice = surrogate(z, y).loss, surrogate(torch.cat([z, z]), torch.cat([y, y])).loss
+    # More samples of a class weigh more against what is stored of it, and make a variance less biased.
+    exact = not surrogate.knows_classes and name != "slots"
+    torch.testing.assert_close(twice, once, **({} if exact else {"rtol": 0.1, "atol": 0}))
 
 
 @every_surrogate
@@ -169,18 +179,19 @@ def test_odd_batches_give_a_finite_loss_and_gradient(
 ) -> None:
     z, _ = batch(b)
     y = torch.tensor(labels)
-    output, pull = gradient(make(name, options, *batch()), z, y)
+    surrogate = make(name, options, *batch())
+    output, pull = gradient(surrogate, z, y)
     assert torch.isfinite(output.loss)
     assert torch.isfinite(pull).all()
     pairs = torch.bincount(y, minlength=CLASSES)[y] > 1
-    assert torch.equal(pull.ne(0).any(1), pairs)  # who has company is pulled, who is alone is not
+    assert torch.equal(pull.ne(0).any(1), pairs | surrogate.knows_classes)  # who is alone is pulled to what is known
 
 
 @every_surrogate
 def test_constant_features_have_no_loss_and_no_pull(name: str, options: dict[str, Any]) -> None:
-    z, y = torch.full((24, 5), 3.0), torch.arange(24) % CLASSES
-    output, pull = gradient(make(name, options, *batch()), z, y)
-    assert output.loss == 0
+    z, y = torch.full((48, 5), 3.0), torch.arange(48) % CLASSES
+    output, pull = gradient(make(name, options, z, y), z, y)
+    assert output.loss.item() == pytest.approx(0, abs=1e-6)
     assert not pull.any()
 
 
@@ -198,7 +209,11 @@ def test_of_a_thousand_classes_only_those_with_two_samples_are_pulled(name: str,
 @every_surrogate
 @pytest.mark.parametrize("d", [1, 2, 64, 4096])
 def test_any_number_of_dimensions_works(name: str, options: dict[str, Any], d: int) -> None:
-    z, y = batch(24, d)
+    z, y = batch(48, d)
+    if options.get("covariance") == "full" and d > 1024:
+        with pytest.raises(UserError, match="diagonal"):
+            make(name, options, z, y)
+        return
     output, pull = gradient(make(name, options, z, y), z, y)
     assert 0 < output.loss < 100  # per dimension: of the same size for all d
     assert torch.isfinite(pull).all()
@@ -206,11 +221,11 @@ def test_any_number_of_dimensions_works(name: str, options: dict[str, Any], d: i
 
 @every_surrogate
 def test_features_with_spatial_axes_are_taken_as_they_come(name: str, options: dict[str, Any]) -> None:
-    z, y = batch(24, 12)
+    z, y = batch(48, 12)
     surrogate = make(name, options, z, y)
-    output, pull = gradient(surrogate, z.reshape(24, 3, 2, 2), y)
+    output, pull = gradient(surrogate, z.reshape(48, 3, 2, 2), y)
     assert torch.isfinite(output.loss)
-    assert pull.shape == (24, 3, 2, 2)
+    assert pull.shape == (48, 3, 2, 2)
 
 
 @every_surrogate

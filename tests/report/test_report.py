@@ -19,7 +19,7 @@ from splitveil.headline import closest
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.report.facts import distinct_labels, read_runs, small, without_paths
-from splitveil.report.figures import front
+from splitveil.report.figures import INSIDE, front, inside
 from splitveil.report.pictures import LARGEST, grids, strip
 from splitveil.runs import Run, write_json, write_tensors
 
@@ -297,6 +297,46 @@ def test_numbers_that_are_none_leave_gaps_and_dashes(make: Maker, tmp_path: Path
     assert "ridge against plain gave no number" in text_of(page)
     shown = page.partition('<section aria-labelledby="origin"')[0]
     assert not re.search(r"\bnan\b|\binf\b", re.sub(r'src="[^"]*"', "", shown), re.IGNORECASE)
+
+
+def diagnostics(**values: Any) -> list[dict[str, Any]]:
+    """Lines of 20 epochs, CEM acting from the third on."""
+    logged = {f"cem_{name}": value for name, value in values.items()}
+    return [{"epoch": epoch, "loss": 1.0, "accuracy": 0.9} | (logged if epoch > 1 else {}) for epoch in range(20)]
+
+
+def test_what_a_surrogate_logged_about_itself_is_drawn_with_what_it_should_look_like(
+    make: Maker, tmp_path: Path
+) -> None:
+    lines = diagnostics(effective_samples=0.8, gate_mean=0.5, gate_closed=0.0, overflow=0.0, excess=-0.1)
+    html = html_of([make("plain"), make("gated", lines=lines)], tmp_path)
+    assert html.count("Inside the surrogate") == 1
+    assert re.findall(r'aria-label="([^"]*) over the epochs, of gated"', html) == [
+        "Effective samples", "Gates, mean", "Loss − loss with equal weights",
+    ]  # fmt: skip
+    text = text_of(html)
+    assert "near 1: all samples count; below 0.25 (dashed) the alarm trips" in text
+    assert "Zero throughout, as it should be, and not drawn: gates, closed; samples without a place." in text
+
+
+def test_a_run_without_a_surrogate_has_nothing_inside(make: Maker, tmp_path: Path) -> None:
+    assert "Inside the surrogate" not in html_of([make("plain")], tmp_path)
+
+
+def test_gates_that_closed_are_drawn_though_they_are_zero(make: Maker) -> None:
+    drawn, well = inside(read_runs([make(lines=diagnostics(gate_mean=0.0, slots_alive=0.0, collapsed=0.0))]))
+    assert [title for title, _, _ in drawn] == ["Gates, mean", "Slots in use"]
+    assert well == ["Collapsed attention"]
+
+
+def test_every_diagnostic_can_be_drawn_and_says_what_it_should_look_like(make: Maker) -> None:
+    values = {key.removeprefix("cem_"): -0.25 if key == "cem_excess" else 0.25 for key in INSIDE}
+    lines = diagnostics(**values)
+    lines[4] |= dict.fromkeys(INSIDE, float("nan"))
+    drawn, well = inside(read_runs([make(lines=lines)]))
+    assert [title for title, _, _ in drawn] == [quantity.title for quantity in INSIDE.values()]
+    assert well == []
+    assert all(len(text) > 20 for _, text, _ in drawn)
 
 
 def test_an_epoch_written_twice_by_a_resumed_run_counts_once(make: Maker) -> None:

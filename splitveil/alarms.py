@@ -1,0 +1,82 @@
+"""Alarms: what the diagnostics of an epoch say is wrong with the surrogate, with the numbers and what to do.
+
+    warnings_of(line, "gated", batch=128)     {"collapsed": "the attention of 'gated' has collapsed …"}, or {} if all is well
+
+`line` is an epoch's line of metrics.jsonl, where a diagnostic x stands as cem_x, averaged over the steps. What a surrogate does
+not log cannot trip, and neither can what is not a number. A collapse also raises a flag in `evaluate` (flags.py).
+"""
+
+from typing import Any
+
+COLLAPSED = 0.5
+"""Share of the classes with collapsed attention above which the attention as a whole counts as collapsed."""
+FALLBACK = 0.5
+"""Share of the classes measured without the surrogate's own weights above which it counts as replaced."""
+OVERFLOW = 0.01
+"""Share of a batch that may find no place."""
+ADVERSARIAL = {"gated": "gate_objective=adversarial", "slots": "gates=adversarial"}
+"""The option of a surrogate under which its gates cannot hide spread."""
+
+
+def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, str]:
+    """Message by kind of alarm; `batch` is the number of images in a step, over all processes together."""
+    found = {}
+    if line.get("cem_collapsed", 0.0) > COLLAPSED:
+        found["collapsed"] = collapse(line, surrogate)
+    if line.get("cem_fallback", 0.0) > FALLBACK:
+        found["fallback"] = fallback(line, surrogate)
+    overflow = line.get("cem_overflow", 0.0)
+    if overflow > OVERFLOW * batch:
+        found["overflow"] = (
+            f"{overflow:.1f} of the {batch} samples of a batch found no place among those of their class (bound: {OVERFLOW:.0%}) "
+            f"and were not measured; raise cem.{surrogate}.capacity"
+        )
+    return found
+
+
+def loss_share(line: dict[str, Any]) -> float | None:
+    """The loss over that of equal weights; None where they pull at nothing, so that there is nothing to compare."""
+    return line["cem_loss"] / line["cem_loss_uniform"] if line.get("cem_loss_uniform", 0.0) > 0 else None
+
+
+def switched_off(line: dict[str, Any]) -> bool:
+    """Whether the fall-back is not to equal weights, whose loss would show, but to none (a preset `as_written`)."""
+    share = loss_share(line)
+    return share is not None and share < 0.5 * line["cem_fallback"]
+
+
+def collapse(line: dict[str, Any], surrogate: str) -> str:
+    """With those of its signs that were logged."""
+    signs, share = [], loss_share(line)
+    if "cem_effective_samples" in line:
+        signs.append(f"{line['cem_effective_samples']:.1%} of the samples of a class carry its weight")
+    if "cem_gate_mean" in line:
+        signs.append(f"the gates are open to {line['cem_gate_mean']:.1%}")
+    if share is not None:
+        signs.append(f"the loss is {share:.2g} times that of equal weights")
+    replaced = line.get("cem_fallback", 0.0) > FALLBACK and not switched_off(line)
+    outcome = "Equal weights stand in for it" if replaced else "The defence may be inactive"
+    remedy = f" or {ADVERSARIAL[surrogate]}" if surrogate in ADVERSARIAL else ""
+    return (
+        f"the attention of {surrogate!r} has collapsed in {line['cem_collapsed']:.0%} of the classes (epoch {line['epoch']})"
+        f"{': ' if signs else ''}{', '.join(signs)}. {outcome}; use preset=default{remedy}"
+    )
+
+
+def fallback(line: dict[str, Any], surrogate: str) -> str:
+    """With its cause as far as it can be told."""
+    where = f"in {line['cem_fallback']:.0%} of the classes (epoch {line['epoch']})"
+    if switched_off(line):
+        return (
+            f"{surrogate!r} was switched off {where}: the loss is {loss_share(line):.2g} times that of equal weights. "
+            "The defence may be inactive; if it does not recover, use preset=default"
+        )
+    collapsed = line.get("cem_collapsed", 0.0) > COLLAPSED
+    cause = (
+        "its attention collapsed" if collapsed else "its attention or centres could not be used or found less spread"
+    )
+    return (
+        f"equal weights were used instead of those of {surrogate!r} {where}, because {cause}. The defence acts, but as 'uniform' "
+        "would. While a surrogate starts that is normal; if cem_fallback in metrics.jsonl stays high, raise cem.warmup or "
+        "train.batch, or take the surrogate 'uniform' itself"
+    )

@@ -1,0 +1,210 @@
+"""gmm: a Gaussian mixture of each class under the channel's noise, the CEM paper's own objective.
+
+    L_C = sum_j pi_j ( -log pi_j + 1/2 log( |S_j + s^2 I| / |s^2 I| ) )      in nats, divided by d in the loss; s = sigma
+
+An upper bound of I(x; z' | y), like `rate`, but modes of a class that lie apart cost log of their number, not the logarithm of
+the distance between them. In `refresh`, EM over all training features (once an epoch) gives pi_j, mu_j and S_j of each class.
+A batch's samples take part by their soft responsibilities under the stored mixture, r_nj ~ pi_j N(z_n; mu_j, S_j + s^2 I),
+and the gradient flows through these and through z. The M samples of a class are too few for a mixture of their own, so the stored
+one stands by as P = prior * (components of the class) more samples that it would have drawn itself, P pi_j of each component:
+
+    pi'_j = (m_j + P pi_j) / (M + P)                                         m_j = sum_n r_nj
+    S'_j  = (sum_n r_nj (z_n - mu_j)(z_n - mu_j)^T + P pi_j S_j) / (m_j + P pi_j)          or its diagonal
+
+Fitting the mixture does not cheat: it tightens the bound, because -sum pi log pi and unbiased covariances are in it (S_j is
+multiplied by N_j / (N_j - 1), as mu_j was fitted to the same N_j images). A class that has no mixture yet falls back to the
+diagonal rate of the batch. Full covariances cost (classes * components) Cholesky factors of d x d in every step.
+
+Letters: b batch, g classes that can be present, n places of a class, k or j components, d dimensions.
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitveil.registry import SURROGATES, UserError
+from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.surrogates.by_class import class_moments, over_classes
+from splitveil.surrogates.clustering import Clusters, Mixture, mixture
+from splitveil.surrogates.groups import weighted_moments
+from splitveil.surrogates.rate import diagonal_rate, log_diagonal
+
+TRIES = 3
+"""k-means++ starts at the first refresh, of which the best is kept; later ones go on from the means that are there."""
+LARGEST_FULL = 1024
+"""Dimensions up to which full covariances are kept."""
+
+
+@dataclass(frozen=True)
+class Config:
+    components: int = 5
+    """Gaussians of a class, at most."""
+    covariance: Literal["diagonal", "full"] = "diagonal"
+    """Variances of the dimensions, or the tighter bound with the whole covariance (1024 dimensions at most)."""
+    refresh: int = 1
+    """Epochs between two refreshes."""
+    prior: float = 8.0
+    """Samples that a stored component counts for, on average, beside those of the batch; 0 or more."""
+    members: int = 8
+    """Images that a component must have on average: a class with few of them gets fewer components."""
+    bank: int = 0
+    """Samples of each class that are remembered from earlier batches; 0 for none."""
+    capacity: int | None = None
+    """Places for the samples of a class; default is four standard deviations above what a batch holds."""
+
+
+def responsibilities(x: Tensor, stored: Mixture, sigma: float) -> Tensor:
+    """r_nj ~ pi_j N(x_n; mu_j, S_j + s^2 I), [g, n, k]; equal ones for a class without a mixture."""
+    weight, mean, covariance = stored
+    middle = (weight.unsqueeze(2) * mean).sum(1, keepdim=True)  # [g, 1, d]; squares around it do not cancel in float32
+    own, mean = x - middle, mean - middle
+    if covariance.dim() == 3:
+        noisy = covariance + sigma**2  # [g, k, d]
+        precision = 1 / noisy
+        squared = own.square() @ precision.mT - 2 * (own @ (mean * precision).mT)  # [g, n, k]
+        squared = squared + (mean.square() * precision).sum(2).unsqueeze(1)
+        half = 0.5 * torch.log(noisy / sigma**2).sum(2)  # [g, k]
+    else:
+        eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+        factor = torch.linalg.cholesky_ex(eye + covariance / sigma**2).L  # [g, k, d, d]
+        apart = (own.unsqueeze(1) - mean.unsqueeze(2)) / sigma  # [g, k, n, d]
+        squared = torch.linalg.solve_triangular(factor, apart.mT, upper=False).square().sum(2).mT
+        half = factor.diagonal(dim1=2, dim2=3).log().sum(2)
+    known = (weight > 0).any(1, keepdim=True)
+    share = torch.where(weight > 0, weight, 1).log().masked_fill((weight == 0) & known, -torch.inf)  # [g, k]
+    return torch.softmax((share - half).unsqueeze(1) - 0.5 * squared, 2)
+
+
+def updated(x: Tensor, r: Tensor, stored: Mixture, prior: float) -> Mixture:
+    """pi'_j and S'_j: the batch's samples, and those that the stored mixture stands for; the means stay."""
+    weight, mean, covariance = stored
+    extra = prior * (weight > 0).sum(1, keepdim=True) * weight  # P pi_j, [g, k]
+    mass = r.sum(1)  # [g, k]
+    together = mass + extra
+    pi = together / together.sum(1, keepdim=True).clamp_min(1e-12)
+    by = torch.where(together > 0, together, 1).unsqueeze(2)  # [g, k, 1]
+    if covariance.dim() == 3:
+        middle = (weight.unsqueeze(2) * mean).sum(1, keepdim=True)
+        own, offset = x - middle, mean - middle
+        scatter = r.mT @ own.square() - 2 * offset * (r.mT @ own) + mass.unsqueeze(2) * offset.square()
+        return Mixture(pi, mean, (scatter.clamp_min(0) + extra.unsqueeze(2) * covariance) / by)
+    apart = x.unsqueeze(1) - mean.unsqueeze(2)  # [g, k, n, d]
+    scatter = (apart * r.mT.unsqueeze(3)).mT @ apart  # [g, k, d, d]
+    return Mixture(pi, mean, (scatter + extra.view(*extra.shape, 1, 1) * covariance) / by.unsqueeze(3))
+
+
+def mixture_rate(pi: Tensor, covariance: Tensor, sigma: float) -> Tensor:
+    """sum_j pi_j (-log pi_j + 1/2 log det(I + S_j / s^2)), [g] nats."""
+    if covariance.dim() == 3:
+        nats = diagonal_rate(covariance, sigma)  # [g, k]
+    else:
+        nats = log_diagonal(covariance / sigma**2).sum(-1)
+    # 0 log 0 = 0, and its gradient is not 0 * inf.
+    return (pi * (nats - torch.where(pi > 0, pi, 1).log())).sum(1)
+
+
+def unbiased(found: Mixture, count: Tensor) -> Tensor:
+    """S_j N_j / (N_j - 1); a component of two images or fewer keeps at most twice its own."""
+    images = found.weight * count.unsqueeze(1)  # [c, k]
+    factor = images / (images - 1).clamp_min(1)
+    return found.covariance * factor.clamp(1, 2).view(*factor.shape, *[1] * (found.covariance.dim() - 2))
+
+
+class Measured(NamedTuple):
+    """What a batch's groups look like under the stored mixtures; [g] each."""
+
+    nats: Tensor
+    variance: Tensor  # within the modes, averaged over dimensions
+    entropy: Tensor  # of the responsibilities, summed over samples; 1 is the most for each
+    known: Tensor  # classes that have a mixture
+
+
+@SURROGATES.register("gmm", Config)
+class GMM(Surrogate):
+    """Bits through the channel when each class is a mixture of Gaussians, fitted by EM over the training set every epoch."""
+
+    needs_noise = True
+    knows_classes = True
+    weight: Tensor
+    mean: Tensor
+    covariance: Tensor
+
+    def __init__(
+        self, dim: int, classes: int, sigma: float | None, components: int = 5, covariance: str = "diagonal",
+        refresh: int = 1, prior: float = 8.0, members: int = 8, bank: int = 0, capacity: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, classes, bank, capacity)
+        if not sigma:
+            raise UserError(
+                "surrogate 'gmm' needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
+            )
+        if not 0 < sigma < float("inf"):
+            raise UserError(f"surrogate 'gmm': sigma is {sigma}, must be above 0")
+        if covariance not in ("diagonal", "full"):
+            raise UserError(f"surrogate 'gmm': covariance is {covariance!r}, must be 'diagonal' or 'full'")
+        if covariance == "full" and dim > LARGEST_FULL:
+            raise UserError(
+                f"surrogate 'gmm': covariance is 'full' with {dim} dimensions, {LARGEST_FULL} at most; "
+                "set covariance to 'diagonal', or pool z"
+            )
+        for name, value in {"components": components, "refresh": refresh, "members": members}.items():
+            if value < 1:
+                raise UserError(f"surrogate 'gmm': {name} is {value}, must be at least 1")
+        if not 0 <= prior < float("inf"):
+            raise UserError(f"surrogate 'gmm': prior is {prior}, must be 0 samples or more")
+        self.sigma, self.components, self.form, self.prior, self.members = sigma, components, covariance, prior, members
+        self.refresh_every = refresh
+        self.register_buffer("weight", torch.zeros(classes, components))  # 0 where there is no component
+        self.register_buffer("mean", torch.zeros(classes, components, dim))
+        shape = (dim, dim) if covariance == "full" else (dim,)
+        self.register_buffer("covariance", torch.zeros(classes, components, *shape))
+
+    def refresh(self, features: Tensor, labels: Tensor) -> None:
+        """EM of every class; the first time from k-means++, then from the means that are there."""
+        count = torch.bincount(labels, minlength=self.classes)
+        start = Clusters(self.weight, self.mean, self.weight, count) if self.weight.any() else None
+        found = mixture(
+            features, labels, self.classes, self.components, start=start, covariance=self.form, members=self.members,
+            tries=TRIES,
+        )  # fmt: skip
+        self.weight.copy_(found.weight)
+        self.mean.copy_(found.mean)
+        self.covariance.copy_(unbiased(found, count))
+
+    def measure(self, x: Tensor, mask: Tensor, label: Tensor) -> Measured:
+        stored = Mixture(self.weight[label], self.mean[label], self.covariance[label])
+        known = (stored.weight > 0).any(1)
+        r = responsibilities(x, stored, self.sigma)
+        now = updated(x, r * mask.unsqueeze(2), stored, self.prior)
+        batch = weighted_moments(x, mask.unsqueeze(2)).variance.squeeze(1)  # [g, d], for classes without a mixture
+        nats = torch.where(
+            known, mixture_rate(now.weight, now.covariance, self.sigma), diagonal_rate(batch, self.sigma)
+        )
+        with torch.no_grad():
+            spread = now.covariance if self.form == "diagonal" else now.covariance.diagonal(dim1=2, dim2=3)
+            variance = torch.where(known, (now.weight * spread.mean(2)).sum(1), batch.mean(1))
+            entropy = torch.special.entr(r).sum(2) / log(max(2, self.components))  # [g, n]
+        return Measured(nats, variance, (entropy * mask).sum(1) * known, known)
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        x, mask, label, count, overflow = self.grouped(z, y)
+        nats, variance, entropy, known = self.measure(x, mask, label)
+        usable = known | (mask.sum(1) > 1)
+        beta = torch.where(usable, count, 0) / count.sum().clamp_min(1)  # [g]
+        there = count > 0
+        samples, _, spread = class_moments(self.flat(z), y, self.classes)
+        uniform = over_classes(diagonal_rate(spread, self.sigma) / self.dim, samples)
+        place = torch.where(there, label, self.classes)  # groups that are not there go to a place of their own
+        diagnostics = {
+            "variance": z.new_zeros(self.classes + 1).scatter(0, place, variance * there)[:-1],
+            "bits": (beta * nats.detach()).sum() / log(2),
+            "attention_entropy": (entropy * there).sum() / (mask.sum(1) * (known & there)).sum().clamp_min(1),
+            "components_used": (self.weight > 0).sum() / (self.weight > 0).any(1).sum().clamp_min(1),
+            "fallback": (there & ~known).sum() / there.sum().clamp_min(1),
+            "skipped_classes": (there & ~usable).sum(),
+            "overflow": overflow,
+        }
+        return SurrogateOutput((beta * nats).sum() / self.dim, uniform.detach(), diagnostics)

@@ -1,0 +1,228 @@
+"""kmeans: the spread of each class around its own K centres, refreshed once an epoch (CEM-main, and seed 002 section 3).
+
+In `refresh`, over all training features, k-means of each class gives the share pi_ck, the centre mu_ck and the mean squared
+distance v_ck of every cluster. In a batch each sample belongs to the nearest centre of its class:
+
+    w_ck = mean of |z_i - mu_ck|^2 over the batch's n_ck samples of cluster k      averaged over d, or summed
+    v    = mixed from w_ck and v_ck                                                only w_ck has a gradient
+             prior       (n_ck w_ck + p v_ck) / (n_ck + p)                         p samples' worth of what is stored
+             reference   m w_ck + (1 - m) v_ck, m = q if q < 1 else 0.99,          q = 10 n_ck / (pi_ck n_c)
+             batch       w_ck
+    R(v) = max(0, log(v + offset) - log tau)   ("log")     or v   ("linear")
+
+    default     class value sum_k pi R / sum_k pi over the clusters that the batch hits    L = sum_c beta_c value_c
+    reference   class value sum_k pi R                                                     L = mean over the classes present
+    seed002     class value R(sum_k pi w)                                                  L = sum_c beta_c value_c
+
+beta_c is the class's share of the batch. A centre from the whole training set needs no company: single samples are pulled too.
+`reference` is the published code's rule with n_c = (images in full batches) / C; 15 clusters there, and 5 where the cut ends in
+a sigmoid. Its weights misalign when a cluster is a singleton, which is not copied. By default the class value does not depend
+on which clusters a small batch happens to hit, and a cluster has at least `members` images, or K clusters of a small class would
+sit on its images. Before the first refresh the loss is that of `uniform`.
+
+Seed 002 advises K from 3 to 8, a larger tau with more noise, and a refresh every few epochs when features move slowly.
+Letters: b batch, c classes, k clusters, d dimensions.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from splitveil.registry import SURROGATES, UserError
+from splitveil.surrogates import Surrogate, SurrogateOutput, choose
+from splitveil.surrogates.by_class import class_moments, over_classes, skipped
+from splitveil.surrogates.clustering import Clusters, kmeans
+from splitveil.surrogates.threshold import Hinge, HingeConfig
+
+TRIES = 3
+"""k-means++ starts at the first refresh, of which the best is kept; later ones go on from the centres that are there."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {
+        "clusters": 5, "refresh": 1, "form": "log", "distance": "mean", "mix": "prior", "prior": 8.0, "members": 8,
+        "reseed": True, "variance_clip": None, "offset": 0.01,
+        "value": "normalised", "classes_by": "share", "linear_offset": 0.0,
+    },
+    "reference": {
+        "clusters": 15, "refresh": 1, "form": "log", "distance": "mean", "mix": "reference", "prior": 8.0, "members": 1,
+        "reseed": True, "variance_clip": None, "offset": 0.01,
+        "value": "sum", "classes_by": "mean", "linear_offset": 0.001,
+    },
+    "seed002": {
+        "clusters": 5, "refresh": 1, "form": "log", "distance": "sum", "mix": "batch", "prior": 8.0, "members": 1,
+        "reseed": True, "variance_clip": None, "offset": 1e-6,
+        "value": "inside", "classes_by": "share", "linear_offset": 0.0,
+    },
+}  # fmt: skip
+"""`value`: how the clusters of a class come together; `classes_by`: how the classes do. The rest are options of the same name."""
+
+
+@dataclass(frozen=True)
+class Config(HingeConfig):
+    """What is None is as the preset says."""
+
+    preset: Literal["default", "reference", "seed002"] = "default"
+    """default, or the published code's rule, or seed 002's equations."""
+    clusters: int | None = None
+    """K, centres of a class; 5, in `reference` 15."""
+    refresh: int | None = None
+    """Epochs between two refreshes; 1."""
+    form: Literal["log", "linear"] | None = None
+    """Penalty on a variance: hinge on its logarithm, or the variance itself."""
+    distance: Literal["mean", "sum"] | None = None
+    """Squared distances averaged over the dimensions, or summed (`seed002`); tau is of the same kind."""
+    mix: Literal["prior", "reference", "batch"] | None = None
+    """How a cluster's stored variance joins that of the batch."""
+    prior: float | None = None
+    """With mix prior: how many of the batch's samples the stored variance counts for; 8."""
+    members: int | None = None
+    """Images that a cluster must have on average: a class with few of them gets fewer clusters; 8, in other presets 1."""
+    reseed: bool | None = None
+    """Clusters that lost all their images go to where images are far from their centres; true."""
+    variance_clip: float | None = None
+    """Bounds a cluster's variance in a batch by this multiple of the stored one, against outliers; off."""
+
+
+def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
+    """[b], which of the own class's clusters that are used is the nearest."""
+    clusters = weight.shape[1]
+    middle = (weight.unsqueeze(2) * centre).sum(1)  # [c, d]; distances from there do not cancel in float32
+    offset = centre - middle.unsqueeze(1)  # [c, k, d]
+    length = offset.square().sum(2).masked_fill(weight == 0, torch.inf)  # [c, k]
+    product = ((z - middle[y]) @ offset.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
+    product = product.gather(1, y.view(-1, 1, 1).expand(-1, 1, clusters)).squeeze(1)  # [b, k]
+    return (length[y] - 2 * product).argmin(1)
+
+
+def batch_variance(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """n_ck, and w_ck averaged over dimensions: mean squared distance of the batch's samples to the centre they belong to."""
+    with torch.no_grad():
+        slot = y * weight.shape[1] + assign(z, y, weight, centre)  # [b], of c * k
+        hit = torch.nn.functional.one_hot(slot, weight.numel()).to(z.dtype)  # [b, c * k]
+        count = hit.sum(0).view_as(weight)
+    distance = (z - centre.flatten(0, 1)[slot]).square().mean(1)  # [b]
+    return count, (distance @ hit).view_as(count) / count.clamp_min(1)
+
+
+def reference_share(count: Tensor, weight: Tensor, images: Tensor) -> Tensor:
+    """m of the published code, [c, k]: q = 10 n_batch / (pi n_c) if below 1, else 0.99."""
+    b = count.sum().clamp_min(1)
+    n_c = torch.maximum(images // b, images.new_ones(())) * b / len(weight)
+    q = 10 * count / torch.where(weight > 0, weight * n_c, 1)
+    return torch.where(q < 1, q, 0.99)
+
+
+def clipped(batch: Tensor, stored: Tensor, clip: float | None) -> Tensor:
+    """At most `clip` times the stored variance; a cluster of one image has none to compare with."""
+    return batch if clip is None else torch.where((stored > 0) & (batch > clip * stored), clip * stored, batch)
+
+
+def check(chosen: dict[str, Any], tau_quantile: float | None) -> None:
+    """Refuses settings that mean nothing."""
+    for name in ("clusters", "refresh", "members"):
+        if chosen[name] < 1:
+            raise UserError(f"surrogate 'kmeans': {name} is {chosen[name]}, must be at least 1")
+    if not 0 <= chosen["prior"] < float("inf"):
+        raise UserError(f"surrogate 'kmeans': prior is {chosen['prior']}, must be 0 samples or more")
+    if chosen["variance_clip"] is not None and not 0 < chosen["variance_clip"] < float("inf"):
+        raise UserError(f"surrogate 'kmeans': variance_clip is {chosen['variance_clip']}, must be above 0")
+    known = {"form": ("log", "linear"), "distance": ("mean", "sum"), "mix": ("prior", "reference", "batch")}
+    for name, values in known.items():
+        if chosen[name] not in values:
+            raise UserError(f"surrogate 'kmeans': {name} is {chosen[name]!r}, must be one of {', '.join(values)}")
+    if tau_quantile is not None and chosen["distance"] == "sum":
+        raise UserError("surrogate 'kmeans': tau_quantile is one of variances by dimension; set distance to 'mean'")
+
+
+@SURROGATES.register("kmeans", Config)
+class KMeans(Surrogate):
+    """Spread around the k-means centres of each class, which are refreshed over the training set every epoch."""
+
+    knows_classes = True
+    weight: Tensor
+    centre: Tensor
+    variance: Tensor
+    images: Tensor
+
+    def __init__(
+        self, dim: int, classes: int, sigma: float | None, preset: str = "default", var_threshold: float | None = None,
+        tau: float | None = None, tau_quantile: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, classes)
+        chosen = choose(PRESETS, preset, options)
+        check(chosen, tau_quantile)
+        self.hinge = Hinge(sigma, var_threshold, chosen["offset"], tau, tau_quantile)
+        self.chosen, self.refresh_every = chosen, chosen["refresh"]
+        self.scale = dim if chosen["distance"] == "sum" else 1  # times a mean over dimensions
+        k = chosen["clusters"]
+        self.register_buffer("weight", torch.zeros(classes, k))
+        self.register_buffer("centre", torch.zeros(classes, k, dim))
+        self.register_buffer("variance", torch.zeros(classes, k))  # averaged over the dimensions
+        self.register_buffer("images", torch.zeros((), dtype=torch.int64))  # at the last refresh; 0 before the first
+
+    def refresh(self, features: Tensor, labels: Tensor) -> None:
+        """k-means of every class; the first time from k-means++, then from the centres that are there."""
+        start = Clusters(self.weight, self.centre, self.variance, self.weight.sum(1)) if self.images > 0 else None
+        found = kmeans(
+            features, labels, self.classes, self.chosen["clusters"], start=start, tries=TRIES,
+            members=self.chosen["members"], reseed=self.chosen["reseed"],
+        )  # fmt: skip
+        self.weight.copy_(found.weight)
+        self.centre.copy_(found.centre)
+        self.variance.copy_(found.variance)
+        self.images.fill_(len(features))
+
+    def penalty(self, variance: Tensor) -> Tensor:
+        return self.hinge(variance) if self.chosen["form"] == "log" else variance + self.chosen["linear_offset"]
+
+    def mixed(self, batch: Tensor, count: Tensor) -> Tensor:
+        """A cluster's variance, that of the batch and the stored one together, [c, k]."""
+        stored = self.variance * self.scale
+        batch = clipped(batch, stored, self.chosen["variance_clip"])
+        if self.chosen["mix"] == "batch":
+            return batch
+        if self.chosen["mix"] == "prior":
+            prior = self.chosen["prior"]
+            return (count * batch + prior * stored) / (count + prior).clamp_min(1e-12)
+        m = reference_share(count, self.weight, self.images)
+        return m * batch + (1 - m) * stored
+
+    def uniform(self, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """The hinge of equal weights, and the share of it that is active; [c, d] -> [c] both."""
+        if self.scale > 1:
+            spread = spread.sum(1, keepdim=True)
+        return self.hinge(spread).mean(1), self.hinge.above(spread).to(spread.dtype).mean(1)
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        z = self.flat(z)
+        count, batch = batch_variance(z, y, self.weight, self.centre)
+        v = self.mixed(batch * self.scale, count)  # [c, k]
+        pi = self.weight * (count > 0)  # of the clusters that the batch hits
+        total = pi.sum(1, keepdim=True)  # [c, 1]
+        share = pi / torch.where(total > 0, total, 1)
+        if self.chosen["value"] == "inside":
+            v = (pi * v).sum(1, keepdim=True)  # eq. 1 of seed 002: one variance a class
+            pi = share = (total > 0).to(z.dtype)
+        value = ((share if self.chosen["value"] == "normalised" else pi) * self.penalty(v)).sum(1)  # [c]
+
+        samples, _, spread = class_moments(z, y, self.classes)
+        known = torch.where(total.squeeze(1) > 0, samples, 0)  # samples of classes that there are statistics of
+        beta = known / samples.sum()
+        if self.chosen["classes_by"] == "mean":
+            beta = (known > 0) / (known > 0).sum().clamp_min(1)
+        uniform, above = (over_classes(each, samples) for each in self.uniform(spread))
+        ready = self.images > 0
+        loss = torch.where(ready, (beta * value).sum(), uniform)
+
+        used = self.weight > 0
+        diagnostics = {
+            "variance": torch.where(ready, (share * v.detach()).sum(1) / self.scale, spread.detach().mean(1)),
+            "above_tau": torch.where(ready, (beta * (share * self.hinge.above(v)).sum(1)).sum(), above),
+            "clusters_used": used.sum() / used.any(1).sum().clamp_min(1),
+            "clusters_hit": (used & (count > 0)).sum() / used.sum().clamp_min(1),
+            "fallback": 1 - ready.to(z.dtype),
+            "skipped_classes": torch.where(ready, ((samples > 0) & (known == 0)).sum(), skipped(samples)),
+        }
+        return SurrogateOutput(loss, uniform.detach(), diagnostics)

@@ -1,0 +1,89 @@
+"""Slot attention (Locatello et al., NeurIPS 2020) and gated cross attention (Flamingo: Alayrac et al., NeurIPS 2022).
+
+One set of samples a group, all groups at once. Letters: g groups, n samples, s slots, h slot_dim.
+
+    k, v = W_k x, W_v x                                        once
+    T rounds:   q = W_q LN(slots)
+                r = softmax over slots of beta k.q / sqrt(h)       [g, n, s]
+                u = sum_n r v / sum_n r                            [g, s, h]
+                slots <- mlp(gru(u, slots))
+    y = x + tanh(alpha_attn) attend(x, slots);   y <- y + tanh(alpha_ffn) ffn(LN(y))
+
+Random W_q and W_k make slots that mean nothing, so with `tied` all three start as the identity, W_q is W_k, and a round is
+slots <- u + tanh(alpha) (mlp(gru(u, slots)) - u) with alpha = 0 at the start: a soft k-means that can learn to be more.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def slot_logits(k: Tensor, q: Tensor) -> Tensor:
+    """k.q with both scaled by h^-1/4, [g, n, h] x [g, s, h] -> [g, n, s]."""
+    scale = k.shape[-1] ** -0.25
+    return (k * scale) @ (q * scale).transpose(1, 2)
+
+
+def normalise(x: Tensor) -> Tensor:
+    """LayerNorm without its affine part."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
+class SlotAttention(nn.Module):
+    """Samples [g, n, h] and start slots [g, s, h] -> slots after T rounds."""
+
+    def __init__(self, h: int, rounds: int, tied: bool) -> None:
+        super().__init__()
+        self.rounds, self.tied = rounds, tied
+        self.to_k, self.to_v = nn.Linear(h, h, bias=False), nn.Linear(h, h, bias=False)
+        if tied:
+            nn.init.eye_(self.to_k.weight)
+            nn.init.eye_(self.to_v.weight)
+            self.alpha = nn.Parameter(torch.zeros(()))
+        else:
+            self.to_q = nn.Linear(h, h, bias=False)
+        self.log_beta = nn.Parameter(torch.zeros(()))
+        self.gru = nn.GRUCell(h, h)
+        self.norm = nn.LayerNorm(h)
+        self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
+
+    def logits(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+        """How much each sample belongs to each slot, before the softmax over slots; nothing belongs to a dead one."""
+        to_q = self.to_k if self.tied else self.to_q
+        logits = self.log_beta.exp() * slot_logits(self.to_k(x), to_q(normalise(slots)))
+        return logits.masked_fill(dead.unsqueeze(1), -1e30)
+
+    def forward(self, x: Tensor, mask: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+        v = self.to_v(x)
+        for _ in range(self.rounds):
+            r = self.logits(x, slots, dead).softmax(2) * mask.unsqueeze(2)  # [g, n, s]
+            u = r.transpose(1, 2) @ v / r.sum(1).clamp_min(1e-8).unsqueeze(2)  # [g, s, h]
+            new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+            new = new + self.mlp(self.norm(new))
+            slots = u + torch.tanh(self.alpha) * (new - u) if self.tied else new
+        return slots
+
+
+class GatedCrossAttention(nn.Module):
+    """Samples [g, n, h] look at the slots [g, s, h] of their group; both branches open from tanh(0.1)."""
+
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q, self.to_kv = nn.Linear(h, h, bias=False), nn.Linear(h, 2 * h, bias=False)
+        self.out = nn.Linear(h, h, bias=False)
+        self.norm, self.norm_slots = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.ffn = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+        self.alpha_attention = nn.Parameter(torch.tensor(0.1))
+        self.alpha_ffn = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+        def split(tensor: Tensor) -> Tensor:
+            return tensor.unflatten(2, (self.heads, -1)).transpose(1, 2)  # [g, heads, n, h / heads]
+
+        q = split(self.to_q(self.norm(x)))
+        k, v = (split(part) for part in self.to_kv(self.norm_slots(slots)).chunk(2, -1))
+        seen = torch.where(dead, -1e30, 0.0).to(x.dtype)[:, None, None]  # [g, 1, 1, s]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        y = x + torch.tanh(self.alpha_attention) * self.out(attended.transpose(1, 2).flatten(2))
+        return y + torch.tanh(self.alpha_ffn) * self.ffn(y)

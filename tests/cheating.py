@@ -1,0 +1,45 @@
+"""The cheating tests of SURROGATES.md: z is frozen, only the surrogate's own parameters are trained."""
+
+import torch
+from torch import Tensor
+
+from splitveil.surrogates import Surrogate, SurrogateOutput
+
+DIM, CLASSES, SAMPLES = 32, 3, 64
+
+
+def frozen(tails: str, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """64 samples of each of 3 classes, Gaussian or Student t with 2 degrees of freedom; loss_uniform is far above 0.5."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(CLASSES * SAMPLES, DIM, generator=generator)
+    if tails == "heavy":
+        chi = torch.randn(2, CLASSES * SAMPLES, DIM, generator=generator).square().sum(0)
+        z = z / (chi / 2).sqrt()
+    return z, torch.arange(CLASSES * SAMPLES) % CLASSES
+
+
+def trained(
+    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 500
+) -> tuple[SurrogateOutput, SurrogateOutput]:
+    """What it says before and after its own parameters were trained on the same z."""
+    before = surrogate(z, y)
+    parameters = [parameter for parameter in surrogate.parameters() if parameter.requires_grad]
+    if parameters:
+        optimizer = torch.optim.Adam(parameters, lr)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            surrogate(z, y).loss.backward()
+            surrogate.after_step(z, y, torch.tensor(False))  # counted, not remembered: z stays what it is
+            optimizer.step()
+    return before, surrogate(z, y)
+
+
+def mixture(seed: int, samples: int = 512, dim: int = 64) -> tuple[Tensor, float]:
+    """One class made of 4 well separated Gaussians of variance 1, and the variance inside them as it was drawn."""
+    generator = torch.Generator().manual_seed(seed)
+    centre = 2 * torch.randn(4, dim, generator=generator)
+    mode = torch.randint(0, 4, (samples,), generator=generator)
+    noise = torch.randn(samples, dim, generator=generator)
+    member = torch.nn.functional.one_hot(mode, 4).float()
+    inside = noise - member @ (member.T @ noise / member.sum(0).unsqueeze(1))
+    return centre[mode] + noise, float(inside.square().sum() / dim / (samples - 4))

@@ -1,0 +1,202 @@
+from typing import Any
+
+import pytest
+import torch
+from cheating import CLASSES, DIM, SAMPLES, frozen, mixture, trained
+from golden import FEATURES, LABELS, Z
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitveil.registry import UserError
+from splitveil.surrogates import Surrogate, build
+from splitveil.surrogates.gated import (
+    Gated,
+    attention,
+    effective_samples,
+    gate_logits,
+    keep_effective,
+    keep_entropy,
+    relative_entropy,
+)  # fmt: skip
+from splitveil.surrogates.groups import weighted_moments
+from splitveil.surrogates.threshold import hinge
+
+EYE, ONES = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+
+
+def test_the_golden_numbers_without_layernorm() -> None:
+    logits = gate_logits(Z, EYE, EYE, ONES)
+    torch.testing.assert_close(
+        logits[0], torch.tensor([0, 0.16084728, -0.02174083, 0.05566042]).double(), atol=1e-7, rtol=0
+    )
+    a = attention(logits, torch.ones(3, 4))
+    expected = torch.tensor([0.23751626, 0.27896418, 0.23240819, 0.25111136]).double()
+    torch.testing.assert_close(a[0], expected, atol=1e-7, rtol=0)
+    _, mean, variance = weighted_moments(Z, a.unsqueeze(2))
+    torch.testing.assert_close(mean[0, 0], torch.tensor([0.07021872, 0.02696126]).double(), atol=1e-7, rtol=0)
+    trace = variance.squeeze(1).sum(1)
+    torch.testing.assert_close(trace, torch.tensor([0.01747352, 0.02649601, 0.02433010]).double(), atol=1e-7, rtol=0)
+    penalty = hinge(trace, 0.002 + 1e-6, 1e-6)
+    torch.testing.assert_close(penalty, torch.tensor([2.16709660, 2.58338469, 2.49810845]).double(), atol=1e-6, rtol=0)
+
+
+def golden(**options: Any) -> Surrogate:
+    surrogate = build(
+        "gated", dim=2, classes=3, sigma=None, hidden=2, form="trace", offset=1e-6, tau=0.002, ess_floor=0.0, **options
+    ).double()
+    with torch.no_grad():
+        surrogate.V.copy_(EYE), surrogate.U.copy_(EYE), surrogate.w.copy_(ONES)
+    return surrogate
+
+
+def test_the_golden_numbers_with_layernorm_through_the_surrogate() -> None:
+    variance = golden(gate_objective="cooperative")(FEATURES, LABELS).diagnostics["variance"]
+    expected = torch.tensor([0.01833906, 0.02945802, 0.02421875]).double()
+    torch.testing.assert_close(2 * variance, expected, atol=1e-7, rtol=0)  # variance is the mean of two dimensions
+
+
+def test_descent_on_a_logit_takes_weight_away_from_far_samples() -> None:
+    """dv/dlogit_m = a_m (|x_m - mu|^2 - v): the opposite of what seed 002 section 6.3 says."""
+    x = torch.randn(1, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(1, 9, dtype=torch.float64, requires_grad=True)
+    a = attention(logits, torch.ones(1, 9))
+    _, mean, variance = weighted_moments(x, a.unsqueeze(2))
+    v = variance.sum()
+    (slope,) = torch.autograd.grad(v, logits)
+    far = (x - mean).square().sum(2)
+    torch.testing.assert_close(slope, (a * (far - v)).detach())
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(1, 40), classes=st.integers(1, 12))
+@pytest.mark.parametrize("form", ["per_dimension", "trace"])
+@pytest.mark.parametrize("space", ["raw", "normalised"])
+def test_the_loss_is_that_of_a_loop_over_the_classes(space: str, form: str, seed: int, b: int, classes: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z, y = torch.randn(b, 5, generator=generator).double(), torch.randint(0, classes, (b,), generator=generator)
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"gate_objective": "cooperative", "space": space, "form": form, "ess_floor": 0.0}
+    surrogate = build("gated", dim=5, classes=classes, sigma=0.1, capacity=b + 2, **options).double()
+    loss = torch.zeros(())
+    tau = 0.125 * 0.1**2 + 0.01
+    for c in range(classes):
+        x = z[y == c]
+        if len(x) < 2:
+            continue
+        normalised = torch.nn.functional.layer_norm(x, (5,))
+        logit = (torch.tanh(normalised @ surrogate.V.T) * torch.sigmoid(normalised @ surrogate.U.T)) @ surrogate.w
+        a = (logit.exp() / logit.exp().sum()).unsqueeze(1)
+        measured = normalised if space == "normalised" else x
+        v = (a * (measured - (a * measured).sum(0)) ** 2).sum(0)
+        v = v.sum() if form == "trace" else v
+        loss = loss + len(x) / b * (torch.log(v + 0.01) - torch.log(torch.tensor(tau))).clamp_min(0).mean()
+    torch.testing.assert_close(surrogate(z, y).loss.double(), loss.double())
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 30), floor=st.floats(0.05, 1), sharp=st.floats(0, 40))
+def test_the_floors_hold_and_the_weights_stay_weights(seed: int, n: int, floor: float, sharp: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(2, n, dtype=torch.float64)
+    mask[1, n // 2 + 1 :] = 0
+    m = mask.sum(1)
+    equal = mask / m.unsqueeze(1)
+    a = attention(sharp * torch.randn(2, n, generator=generator, dtype=torch.float64), mask)
+    kept = keep_effective(a, equal, floor)
+    assert (effective_samples(kept) >= floor * m * (1 - 1e-9)).all()
+    varied = keep_entropy(a, equal, floor)
+    assert (relative_entropy(varied, m) >= floor - 1e-9).all()
+    for weights in (kept, varied):
+        torch.testing.assert_close(weights.sum(1), torch.ones(2).double())
+        assert (weights >= -1e-12).all() and not (weights * (1 - mask)).any()
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("lr", [1e-3, 1e-2])
+@pytest.mark.parametrize("objective", ["adversarial", "stopgrad"])
+def test_an_honest_gate_cannot_cheat(objective: str, lr: float, tails: str) -> None:
+    z, y = frozen(tails)
+    torch.manual_seed(0)
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, gate_objective=objective)
+    before, after = trained(surrogate, z, y, lr)
+    assert before.loss_uniform >= 0.5
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss >= 0.95 * before.loss_uniform
+    assert after.diagnostics["effective_samples"] >= 0.25 or after.diagnostics["collapsed"] > 0
+    if objective == "adversarial":
+        assert after.loss > 1.02 * before.loss_uniform  # it has found a worse weighting
+        assert after.diagnostics["attention_entropy"] < 0.98
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize(
+    "options", [{"preset": "as_written"}, {"gate_objective": "cooperative", "ess_floor": 0.0}], ids=str
+)
+def test_a_cooperative_gate_cheats_and_the_alarm_says_so(options: dict[str, Any], tails: str) -> None:
+    z, y = frozen(tails)
+    torch.manual_seed(0)
+    before, after = trained(build("gated", dim=DIM, classes=CLASSES, sigma=0.1, **options), z, y, 1e-2)
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss < 0.95 * before.loss_uniform
+    assert after.diagnostics["collapsed"] == 1
+    if options.get("preset"):
+        assert after.loss < 0.05 * before.loss_uniform
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_on_a_mixture_the_adversarial_gate_sees_at_least_the_total_variance(seed: int) -> None:
+    z, inside = mixture(seed)
+    y, total = torch.zeros(len(z), dtype=torch.long), z.var(0).mean().item()
+    assert total > 3 * inside
+    uniform = build("uniform", dim=64, classes=1, sigma=0.1)(z, y).diagnostics["variance"].item()
+    assert uniform == pytest.approx(total, rel=0.01)
+    torch.manual_seed(seed)
+    surrogate = build("gated", dim=64, classes=1, sigma=0.1, capacity=len(z))
+    _, after = trained(surrogate, z, y, 1e-3, steps=200)
+    assert after.diagnostics["variance"].item() >= 0.999 * uniform
+    assert after.diagnostics["attention_entropy"] < 0.98
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in surrogate.parameters())
+
+
+def test_the_pull_of_a_trained_adversarial_gate_is_the_derivative_at_its_weights() -> None:
+    z, y = frozen("gaussian")
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1)
+    trained(surrogate, z, y, 1e-2, steps=50)
+    surrogate, z = surrogate.double(), z.double().requires_grad_()
+    (pull,) = torch.autograd.grad(surrogate(z, y).loss, z)
+    own = z.detach().view(SAMPLES, CLASSES, DIM).transpose(0, 1)  # classes in turn
+    mask = torch.ones(CLASSES, SAMPLES).double()
+    assert isinstance(surrogate, Gated)
+    a = surrogate.attend(surrogate.norm(own), mask, mask / SAMPLES).detach()
+
+    def at_these_weights(x: torch.Tensor) -> torch.Tensor:
+        return surrogate.penalty(x, a)[0].mean()
+
+    assert torch.autograd.gradcheck(at_these_weights, own.clone().requires_grad_())
+    own.requires_grad_()
+    (expected,) = torch.autograd.grad(at_these_weights(own), own)
+    torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
+
+
+def test_a_class_whose_gate_finds_less_spread_is_measured_with_equal_weights() -> None:
+    z, y = frozen("heavy")
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1)
+    trained(surrogate, z, y, 1e-2, steps=100)
+    with torch.no_grad():
+        surrogate.w.neg_()  # the gate now looks for the least spread
+    output = surrogate(z, y)
+    assert output.diagnostics["fallback"] == 1
+    assert output.loss.item() == pytest.approx(output.loss_uniform.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("dim", "width"), [(8, 64), (1024, 256), (8192, 512)])
+def test_the_hidden_width_follows_the_features(dim: int, width: int) -> None:
+    assert len(build("gated", dim=dim, classes=2, sigma=0.1).w) == width
+
+
+@pytest.mark.parametrize(
+    "options", [{"ess_floor": 1.5}, {"entropy_floor": -0.1}, {"hidden": 0}, {"capacity": 1}], ids=str
+)
+def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        build("gated", dim=4, classes=2, sigma=0.1, **options)

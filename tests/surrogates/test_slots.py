@@ -1,0 +1,223 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cheating import CLASSES, DIM, SAMPLES, frozen, mixture, trained
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from splitveil.cem import CEM
+from splitveil.registry import UserError
+from splitveil.surrogates import build
+from splitveil.surrogates.groups import weighted_moments
+from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention
+from splitveil.surrogates.slots import Slots, within_slots
+
+
+def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:
+    torch.manual_seed(seed)
+    options = {"capacity": len(z), "bank": 0} | options
+    surrogate = build("slots", dim=z.shape[1], classes=classes, sigma=0.1, **options).to(z.dtype)
+    assert isinstance(surrogate, Slots)
+    if surrogate.refresh_every:
+        surrogate.refresh(z, y)
+    return surrogate
+
+
+def loss_of(x: Tensor, r: Tensor, surrogate: Slots) -> Tensor:
+    """The equation of the loss for samples [m, d] and shares [m, s], one class, with numpy's order of thought."""
+    d, mass = x.shape[1], r.sum(0)
+    inside, freedom = torch.zeros(d, dtype=x.dtype), torch.zeros(())
+    for s in range(r.shape[1]):
+        if mass[s] > 0:
+            mean = (r[:, s, None] * x).sum(0) / mass[s]
+            inside = inside + (r[:, s, None] * (x - mean) ** 2).sum(0)
+            freedom = freedom + mass[s] * (1 - (r[:, s] / mass[s]).square().sum())
+    share = mass[mass > 0] / len(x)
+    hinge = torch.log((inside / freedom + 0.01) / (0.125 * 0.1**2 + 0.01)).clamp_min(0).mean()
+    return hinge - 2 / d * (share * share.log()).sum()
+
+
+def test_the_loss_is_that_of_a_loop_over_classes_and_slots() -> None:
+    z, y = frozen("gaussian")
+    z, y = z.double(), y.flip(0) % 2  # unequal classes
+    surrogate = slots(z, y, 2)
+    groups = surrogate.grouped(z, y)
+    r, _ = surrogate.shares(groups)
+    expected = torch.zeros(())
+    for c in range(2):
+        m = int(groups.count[c])
+        assert torch.equal(groups.x[c, :m], z[y == c])
+        torch.testing.assert_close(r[c, :m].sum(1), torch.ones(m).double())  # mass is conserved
+        expected = expected + m / len(z) * loss_of(z[y == c], r[c, :m], surrogate)
+    torch.testing.assert_close(surrogate(z, y).loss, expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slots_find_the_variance_inside_four_modes_and_stay_alive(seed: int) -> None:
+    z, inside = mixture(seed)
+    y = torch.zeros(len(z), dtype=torch.long)
+    surrogate = slots(z, y, 1, seed)
+    for output in trained(surrogate, z, y, 1e-3, steps=150):
+        assert output.diagnostics["variance"].item() == pytest.approx(inside, rel=0.1)
+        assert output.diagnostics["slots_alive"] >= 4
+        assert output.diagnostics["attention_entropy"] < 0.98
+        assert output.diagnostics["slot_information"] > 0.9 * np.log(4)
+        assert output.diagnostics["collapsed"] == output.diagnostics["fallback"] == 0
+        assert output.loss < output.loss_uniform
+    still = [
+        name for name, parameter in surrogate.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert still == []  # every part of the attention is trained
+
+
+def best_hard_partition(x: Tensor, start: np.ndarray, surrogate: Slots) -> float:
+    """Single moves of a sample to another slot, as long as one lowers the loss."""
+    m, s = len(x), surrogate.slots
+    own = torch.as_tensor(start, dtype=torch.long)
+
+    def losses(owners: Tensor) -> Tensor:  # [k, m] -> [k]
+        r = torch.nn.functional.one_hot(owners, s).to(x.dtype)
+        moments = weighted_moments(x.expand(len(r), *x.shape), r)
+        return surrogate.penalise(moments, within_slots(moments, r))[0]
+
+    best = losses(own.unsqueeze(0))[0]
+    improved = True
+    while improved:
+        improved = False
+        for i in range(m):
+            moved = own.repeat(s, 1)
+            moved[:, i] = torch.arange(s)
+            values = losses(moved)
+            if values.min() < best - 1e-9:
+                best, own, improved = values.min(), moved[values.argmin()], True
+    return best.item()
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("lr", [1e-3, 1e-2])
+def test_slots_cannot_cheat(tails: str, lr: float) -> None:
+    x = frozen(tails)[0][::CLASSES]
+    y = torch.zeros(SAMPLES, dtype=torch.long)
+    surrogate = slots(x, y, 1)
+    before, after = trained(surrogate, x, y, lr)
+    assert before.loss_uniform >= 0.5
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    with torch.no_grad():
+        r, _ = surrogate.shares(surrogate.grouped(x, y))
+        mass, _, variance = weighted_moments(x.unsqueeze(0), r)
+        inside = (mass / SAMPLES * variance.mean(2)).sum().item()
+        # On data without clusters, trained slots find partitions that 2,000 starts of k-means do not. So it starts there too.
+        rows, own = x.double().numpy(), r[0].argmax(1).numpy()
+        centres = np.stack([rows[own == s].mean(0) if (own == s).any() else rows[s] for s in range(surrogate.slots)])
+        tries = [KMeans(surrogate.slots, n_init=20, random_state=0), KMeans(surrogate.slots, init=centres, n_init=1)]
+        best = min((each.fit(rows) for each in tries), key=lambda each: each.inertia_)
+        assert inside >= 0.99 * best.inertia_ / (SAMPLES * DIM)
+        singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), surrogate.slots - 1)
+        bound = min(best_hard_partition(x, start, surrogate) for start in (best.labels_, singles))
+    assert after.loss >= 0.95 * bound
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+def test_as_written_the_gates_close_and_the_alarm_says_so(tails: str) -> None:
+    z, y = frozen(tails)[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    surrogate = slots(z, y, 1, preset="as_written", print_every=0)
+    surrogate.calls.fill_(100)
+    before, after = trained(surrogate, z, y, 1e-2)
+    assert before.loss > 0
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss < 0.05 * before.loss_uniform
+    assert after.diagnostics["collapsed"] == 1
+
+
+def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    z, y = frozen("gaussian")
+    cem = CEM(slots(z, y, CLASSES, preset="as_written"), warmup=0, lr=1e-5)
+    cem.schedule(0, 1e-3)
+    z.requires_grad_()
+    for _ in range(201):
+        cem.backward(z.sum() * 0, z, y)
+    assert 100 <= cem.inactive < 110  # a zero that is still part of the graph
+    assert cem.skipped == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slots:")]
+    assert len(lines) == 1
+    assert "gate_mean" in lines[0]
+
+
+def test_before_the_first_refresh_it_falls_back_to_equal_weights_and_says_so() -> None:
+    z, y = frozen("gaussian")
+    surrogate = build("slots", dim=DIM, classes=CLASSES, sigma=0.1)
+    output = surrogate(z, y)
+    assert output.diagnostics["fallback"] == 1
+    assert torch.equal(output.loss, output.loss_uniform)
+
+
+def test_with_fewer_than_two_samples_a_slot_it_falls_back_until_the_bank_is_filled() -> None:
+    z, y = frozen("gaussian")
+    torch.manual_seed(0)
+    surrogate = build("slots", dim=DIM, classes=CLASSES, sigma=0.1)  # remembers 64 of each class
+    surrogate.refresh(z, y)
+    few, labels = z[:18], y[:18]
+    assert surrogate(few, labels).diagnostics["fallback"] == 1
+    surrogate.after_step(z, y, torch.tensor(True))
+    output = surrogate(few, labels)
+    assert output.diagnostics["fallback"] == 0
+    assert output.loss != output.loss_uniform
+
+
+def test_adversarial_gates_raise_the_loss_and_have_mean_one() -> None:
+    z, y = frozen("heavy")
+    surrogate = slots(z, y, CLASSES, gates="adversarial")
+    before, after = trained(surrogate, z, y, 1e-2, steps=100)
+    assert after.diagnostics["gate_mean"].item() == pytest.approx(1, abs=1e-4)
+    assert after.loss >= before.loss
+
+
+def test_features_wider_than_the_slots_are_projected_for_the_attention_only() -> None:
+    z, _ = mixture(0, samples=128, dim=300)
+    y = torch.zeros(128, dtype=torch.long)
+    surrogate = slots(z, y, 1)
+    assert surrogate.project.shape == (128, 300)
+    assert surrogate(z, y).diagnostics["variance"].item() == pytest.approx(1, rel=0.1)
+
+
+def test_slot_attention_is_the_papers_round_by_round() -> None:
+    torch.manual_seed(0)
+    module = SlotAttention(6, rounds=2, tied=False).double()
+    x, slots_ = torch.randn(1, 9, 6).double(), torch.randn(1, 3, 6).double()
+    found = module(x, torch.ones(1, 9).double(), slots_, torch.zeros(1, 3, dtype=torch.bool))[0]
+    own = slots_[0]
+    k, v = x[0] @ module.to_k.weight.T, x[0] @ module.to_v.weight.T
+    for _ in range(2):
+        q = torch.nn.functional.layer_norm(own, (6,)) @ module.to_q.weight.T
+        r = torch.softmax(k @ q.T / 6**0.5, 1)
+        r = r / r.sum(0)
+        new = module.gru(r.T @ v, own)
+        own = new + module.mlp(module.norm(new))
+    torch.testing.assert_close(found, own)
+
+
+def test_cross_attention_is_torchs_own_behind_its_gate() -> None:
+    torch.manual_seed(0)
+    module = GatedCrossAttention(8, heads=4).double()
+    with torch.no_grad():
+        module.alpha_ffn.zero_()
+    x, memory = torch.randn(2, 5, 8).double(), torch.randn(2, 3, 8).double()
+    peer = torch.nn.MultiheadAttention(8, 4, bias=False, batch_first=True).double()
+    with torch.no_grad():
+        peer.in_proj_weight.copy_(torch.cat([module.to_q.weight, module.to_kv.weight]))
+        peer.out_proj.weight.copy_(module.out.weight)
+    seen = module.norm_slots(memory)
+    expected = x + np.tanh(0.1) * peer(module.norm(x), seen, seen)[0]
+    torch.testing.assert_close(module(x, memory, torch.zeros(2, 3, dtype=torch.bool)), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"slots": 0}, {"rounds": 0}, {"slot_power": 0.0}, {"refresh": 0}, {"bank": -1}], ids=str
+)
+def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        build("slots", dim=4, classes=2, sigma=0.1, **options)
