@@ -559,3 +559,67 @@ def test_all_processes_skip_a_step_that_one_of_them_must_skip(monkeypatch: pytes
     assert not z.grad.any()
     assert cem.skipped == 1
     assert all(torch.equal(before[name], value) for name, value in cem.surrogate.state_dict().items())
+
+
+def features(spread: float, b: int = 60) -> tuple[Tensor, Tensor]:
+    z = spread * torch.randn(b, 8, generator=torch.Generator().manual_seed(0))
+    return z, torch.arange(b) % CLASSES
+
+
+@pytest.mark.parametrize(("spread", "rises"), [(1.0, True), (0.01, False)])
+def test_strength_rises_while_more_bits_get_through_than_the_target_and_falls_while_fewer(
+    spread: float, rises: bool
+) -> None:
+    surrogate = surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1)
+    cem = CEM(surrogate, warmup=0, target_bits=5.0, target_rate=0.1, sigma=0.1)
+    cem.schedule(0, 1e-3)
+    z, y = features(spread)
+    z.requires_grad_()
+    for _ in range(10):
+        cem.backward(z.sum() * 0, z, y)
+    assert (cem.multiplier > 1.5) == rises
+    assert (cem.multiplier < 0.7) == (not rises)
+
+
+def test_strength_finds_the_target_on_features_that_can_be_moved() -> None:
+    """The task wants z where it was, CEM wants it together: where they balance is for the target to say."""
+    wanted, y = features(1.0)
+    z = wanted.clone().requires_grad_()
+    surrogate = surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1)
+    cem = CEM(surrogate, strength=1.0, warmup=0, lr_rescale="off", target_bits=6.0, target_rate=0.02, sigma=0.1)
+    optimizer = torch.optim.SGD([z], lr=0.5)
+    cem.schedule(0, 1e-3)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        cem.backward((z - wanted).square().sum(1).mean(), z, y)
+        optimizer.step()
+    assert surrogate(z, y).diagnostics["bits"].item() == pytest.approx(6.0, rel=0.1)
+    assert 0.01 < cem.multiplier < 100
+
+
+def test_a_skipped_step_does_not_move_strength() -> None:
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1), warmup=0, target_bits=5.0, sigma=0.1)
+    cem.schedule(0, 1e-3)
+    z, y = features(1.0)
+    z[0, 0] = torch.nan
+    z.requires_grad_()
+    cem.backward(z.nan_to_num().sum() * 0, z, y)
+    assert cem.multiplier == 1
+    assert cem.skipped == 1
+
+
+def test_a_target_without_noise_is_refused() -> None:
+    with pytest.raises(UserError, match="target_bits needs Gaussian noise"):
+        CEM(surrogates.build("uniform", dim=8, classes=3, sigma=None), target_bits=3.0)
+
+
+def test_pooling_measures_averages_and_hands_the_gradient_to_all_of_z() -> None:
+    cem = CEM(surrogates.build("uniform", dim=3 * 4, classes=CLASSES, sigma=0.1), warmup=0, pool=2)
+    cem.schedule(0, 1e-3)
+    z = torch.randn(B, 3, 8, 8, requires_grad=True)
+    cem.backward(z.sum() * 0, z, torch.arange(B) % CLASSES)
+    assert z.grad is not None
+    assert z.grad.ne(0).all()
+    torch.testing.assert_close(z.grad[:, :, :4, :4], z.grad[:, :, :1, :1].expand(-1, -1, 4, 4))
+    with pytest.raises(UserError, match=r"pool needs z of shape \[c, h, w\]"):
+        cem.measured(z.flatten(1))

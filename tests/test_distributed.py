@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from splitveil.arguments import parse
 from splitveil.commands import train_run
 from splitveil.runs import Run
@@ -17,10 +19,12 @@ def furthest(a: Run, b: Run) -> float:
     return max(float((left[name] - right[name]).abs().max() / left[name].abs().max()) for name in left)
 
 
-def test_two_processes_give_the_weights_of_one(pictures: Path, tmp_path: Path):
+# The surrogate's Adam divides gradients by their size, and with them their rounding errors.
+@pytest.mark.parametrize(("surrogate", "tolerance"), [("uniform", 1e-5), ("slots", 2e-4)])
+def test_two_processes_give_the_weights_of_one(surrogate: str, tolerance: float, pictures: Path, tmp_path: Path):
     flags = f"""
         --data npz --data.path {pictures} --splits.task 512 --splits.validation 100 --splits.auxiliary 100
-        --model.width 8 --model.no-norm --defences bottleneck --cem.surrogate uniform --cem.sigma 0.1 --cem.warmup 1
+        --model.width 8 --model.no-norm --defences bottleneck --cem.surrogate {surrogate} --cem.sigma 0.1 --cem.warmup 1
         --cem.strength 16 --cem.lr-rescale off --train.epochs 2 --train.batch 128 --train.lr 0.1 --device cpu --name two
     """.split()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -34,7 +38,7 @@ def test_two_processes_give_the_weights_of_one(pictures: Path, tmp_path: Path):
     undefended, _, _ = train_run(tmp_path / "undefended", parse([*flags, "--cem.surrogate", "none"]))
     two = Run.open(tmp_path / "two")
     assert two.finished()
-    assert furthest(one, two) < 1e-5
+    assert furthest(one, two) < tolerance
     assert furthest(one, undefended) > 1e-3  # so CEM had its part in what is equal
     assert [line["cem_steps"] for line in two.metrics()] == [line["cem_steps"] for line in one.metrics()] == [0, 4]
     assert [line["accuracy"] for line in two.metrics()] == [line["accuracy"] for line in one.metrics()]

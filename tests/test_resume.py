@@ -80,12 +80,21 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(train, "train_step", stopping)
 
 
+WITH_STATE = {
+    "uniform": "--cem.surrogate.tau-quantile 0.5",
+    "gated": "--cem.surrogate.bank 4",
+    "rate": "--cem.target-bits 9",
+}
+"""Options that give a surrogate more to remember."""
+
+
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("surrogate", ["uniform", "rate", "learned", "none"])
+@pytest.mark.parametrize("surrogate", [*SURROGATES.names(), "learned", "none"])
 def test_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
     surrogate: str, every: int, small: list[str], learned: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     flags = ["--cem.surrogate", surrogate, "--train.checkpoint-every", str(every), "--train.augment.rotate", "10"]
+    flags += ["--cem.warmup", "1", *WITH_STATE.get(surrogate, "").split()]
     config = parse([*small, *flags])
     train_run(tmp_path / "whole", config)
     for step in (13, 7, 2):  # in the third, the second and the first of three epochs of five steps

@@ -155,7 +155,7 @@ class Gated(Surrogate):
             penalty = torch.maximum(found, uniform)
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
             climb, _ = self.penalty(measured.detach(), a)
-            penalty = penalty + climb.detach() - climb
+            penalty = penalty + (climb.detach() - climb)
         else:
             a = self.attend(normalised, mask, equal)
             found, variance = self.penalty(measured, a)

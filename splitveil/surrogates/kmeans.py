@@ -164,15 +164,21 @@ class KMeans(Surrogate):
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """k-means of every class; the first time from k-means++, then from the centres that are there."""
-        start = Clusters(self.weight, self.centre, self.variance, self.weight.sum(1)) if self.images > 0 else None
+        start = self.stored() if self.images > 0 else None
         found = kmeans(
             features, labels, self.classes, self.chosen["clusters"], start=start, tries=TRIES,
             members=self.chosen["members"], reseed=self.chosen["reseed"],
         )  # fmt: skip
+        self.store(found)
+        self.images.fill_(len(features))
+
+    def stored(self) -> Clusters:
+        return Clusters(self.weight, self.centre, self.variance, self.weight.sum(1))
+
+    def store(self, found: Clusters) -> None:
         self.weight.copy_(found.weight)
         self.centre.copy_(found.centre)
         self.variance.copy_(found.variance)
-        self.images.fill_(len(features))
 
     def penalty(self, variance: Tensor) -> Tensor:
         return self.hinge(variance) if self.chosen["form"] == "log" else variance + self.chosen["linear_offset"]

@@ -223,7 +223,7 @@ class Slots(Surrogate):
             gate = torch.sigmoid(self.gate(torch.log(variance.detach() + 1e-8)))
             gate = gate / gate.mean(2, keepdim=True).clamp_min(1e-8)
             climb = gate * penalty.detach()
-            penalty = gate.detach() * penalty + climb.detach() - climb
+            penalty = gate.detach() * penalty + (climb.detach() - climb)
         weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.mass_power
         weight = weight / weight.sum(1, keepdim=True)
         return (weight * penalty.mean(2)).sum(1), (weight * gate.mean(2)).sum(1).detach()

@@ -21,6 +21,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "gmm": [{"covariance": "full", "components": 2, "members": 4}, {"bank": 6}],
     "gated": [{"gate_objective": "stopgrad"}, {"form": "trace"}, {"entropy_floor": 0.99}, {"bank": 6}],
     "slots": [{"slots": 2, "bank": 0}],
+    "hybrid": [{"attention": "slots"}],
 }
 EVERY = [(name, options) for name in SURROGATES.names() for options in [{}, *VARIANTS.get(name, [])]]
 every_surrogate = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda value: str(value))
