@@ -32,15 +32,15 @@ from splitveil.runs import read_json
 SIGMA = 0.3
 SEEDS = (3, 4, 5)
 DEFAULTS = {
-    "uniform": (0.7, 2.0), "rate": (0.2, 0.6), "kmeans": (0.1, 0.3), "gmm": (0.5, 2.0), "gated": (0.8, 2.0),
-    "slots": (0.25, 0.8), "hybrid": (0.1, 0.3),
+    "uniform": (0.7, 2.0), "rate": (0.2, 0.6), "kmeans": (0.08, 0.3), "gmm": (0.3, 2.0), "gated": (0.8, 2.0),
+    "slots": (0.3, 0.8), "hybrid": (0.08, 0.3),
 }  # fmt: skip
 """Surrogate at its defaults -> strengths."""
 OTHERS = [
     ("kmeans, reference", "kmeans", 0.1, {"preset": "reference"}),
     ("gated, stopgrad", "gated", 0.8, {"gate_objective": "stopgrad"}),
     ("gated, as_written", "gated", 0.8, {"preset": "as_written"}),
-    ("slots, as_written", "slots", 0.25, {"preset": "as_written", "print_every": 0}),
+    ("slots, as_written", "slots", 0.3, {"preset": "as_written", "print_every": 0}),
 ]
 
 

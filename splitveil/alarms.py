@@ -8,6 +8,8 @@ not log cannot trip, and neither can what is not a number. A collapse also raise
 
 from typing import Any
 
+from splitveil.cem import REACH
+
 COLLAPSED = 0.5
 """Share of the classes with collapsed attention above which the attention as a whole counts as collapsed."""
 FALLBACK = 0.5
@@ -25,6 +27,11 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
         found["collapsed"] = collapse(line, surrogate)
     if line.get("cem_fallback", 0.0) > FALLBACK:
         found["fallback"] = fallback(line, surrogate)
+    if not 2 / REACH < line.get("cem_multiplier", 1.0) < REACH / 2:
+        found["target"] = (
+            f"cem.target_bits cannot be reached: strength has been multiplied by {line['cem_multiplier']:.3g} (epoch "
+            f"{line['epoch']}); choose another target, or a strength nearer to what is needed"
+        )
     overflow = line.get("cem_overflow", 0.0)
     if overflow > OVERFLOW * batch:
         found["overflow"] = (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,10 +59,18 @@ def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.nd
     if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
         sigma = c.sigma
     dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
-    surrogate = entry.make_from(c.surrogate, dim=dim, classes=classes, sigma=sigma)
+    surrogate = entry.make_from(published(c.surrogate, config), dim=dim, classes=classes, sigma=sigma)
     surrogate.largest_share = np.bincount(labels).max() / len(labels)
     options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
     return CEM(surrogate, **options, sigma=channel.noise_std)
+
+
+def published(surrogate: Any, config: Config) -> Any:
+    """The reference code has 5 clusters a class where the cut ends in a sigmoid, and 15 elsewhere."""
+    bounded = any(getattr(defence, "sigmoid", False) for defence in config.defences)
+    if getattr(surrogate, "preset", None) == "reference" and surrogate.clusters is None and bounded:
+        return dataclasses.replace(surrogate, clusters=5)
+    return surrogate
 
 
 def pick_device(name: str) -> torch.device:

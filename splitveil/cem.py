@@ -63,6 +63,12 @@ class CEMConfig:
     """How fast strength follows the target: the most that its logarithm changes in a step."""
 
 
+MEMORY = 256.0
+"""Samples of a class over which `target_bits` averages its variance."""
+REACH = 1000.0
+"""The most by which `target_bits` raises or lowers strength."""
+
+
 def rescale(kind: str, lr: float) -> float:
     """rho(lr): keeps CEM's share of the step steady while the learning rate is large."""
     if kind == "off":
@@ -113,6 +119,8 @@ class CEM(nn.Module):
 
     coef: Tensor
     multiplier: Tensor
+    spread: Tensor
+    known: Tensor
     steps: Tensor
     skipped: Tensor
     inactive: Tensor
@@ -158,6 +166,9 @@ class CEM(nn.Module):
         """What the surrogate said about the latest batch; None before the first active step."""
         self.register_buffer("coef", torch.zeros(()))
         self.register_buffer("multiplier", torch.ones(()))  # on strength; moves only with target_bits
+        if target_bits is not None:
+            self.register_buffer("spread", torch.zeros(surrogate.classes, surrogate.dim))  # class variances, averaged
+            self.register_buffer("known", torch.zeros(surrogate.classes))  # pairs of samples that they rest on
         for counter in ("steps", "skipped", "inactive"):  # since the start of training, counted on the device
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
 
@@ -215,14 +226,21 @@ class CEM(nn.Module):
         """Dual ascent on strength: up while more bits get through than the target, down while fewer."""
         if self.target_bits is None or self.sigma is None:
             return
-        z = z.flatten(1)
-        count, _, variance = class_moments(z, y, self.surrogate.classes)
-        unbiased = variance * (count / (count - 1).clamp_min(1)).unsqueeze(1)
-        pairs = torch.where(count > 1, count, 0)
-        bits = (diagonal_rate(unbiased, self.sigma) * pairs).sum() / pairs.sum() / log(2)
+        count, _, variance = class_moments(z.flatten(1), y, self.surrogate.classes)
+        pairs = (count - 1).clamp_min(0)
+        unbiased = variance * (count / pairs.clamp_min(1)).unsqueeze(1)
+        # Averaged over steps, because a class may have two samples in a batch, and the logarithm of so few says too little.
+        weight = torch.where(
+            finite, pairs / (pairs + torch.minimum(self.known, pairs.new_tensor(MEMORY))).clamp_min(1), 0
+        )
+        moved = self.spread + weight.unsqueeze(1) * (unbiased.nan_to_num() - self.spread)
+        self.spread.copy_(torch.where(weight.unsqueeze(1) > 0, moved, self.spread))
+        self.known += torch.where(finite, pairs, 0)
+        share = self.known / self.known.sum().clamp_min(1)
+        bits = (diagonal_rate(self.spread, self.sigma) * share).sum() / log(2)
         step = self.target_rate * ((bits - self.target_bits) / self.target_bits).clamp(-1, 1)
-        moved = (self.multiplier * step.exp()).clamp(1e-3, 1e3)
-        self.multiplier.copy_(torch.where(finite & moved.isfinite(), moved, self.multiplier))
+        moved = (self.multiplier * step.exp()).clamp(1 / REACH, REACH)
+        self.multiplier.copy_(torch.where(finite & moved.isfinite() & (self.known.sum() > 0), moved, self.multiplier))
 
     def _gradient(self, z: Tensor, y: Tensor) -> Tensor:
         """d L_C / d z in float32 (or float64), and one Adam step of the surrogate; if not finite, zero, no step, and counted."""
@@ -250,6 +268,6 @@ class CEM(nn.Module):
             self.optimizer.step()
         with torch.autocast(z.device.type, enabled=False), torch.no_grad():
             self.surrogate.after_step(self.measured(features.detach()), labels, finite)
-            self._aim(features.detach(), labels, finite)
+            self._aim(self.measured(features.detach()), labels, finite)
         self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
         return torch.where(finite, gradient, 0)

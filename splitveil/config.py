@@ -90,7 +90,7 @@ def _options(registry: Registry, name: str, options: dict[str, Any], where: str)
     if not isinstance(name, str):
         raise UserError(f"{where} is called {name!r}, must be one of {', '.join(registry.names())}")
     entry = registry[name]
-    entry.configure(options)  # names the option that does not exist
+    entry.check_names(options)
     return _fill(entry.config, options, where)
 
 

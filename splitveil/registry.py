@@ -15,7 +15,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -48,12 +48,29 @@ class Entry:
         return doc.strip().split("\n")[0]
 
     def configure(self, options: dict[str, Any]) -> Any:
-        """Options by name to a Config instance; an unknown option is refused with a suggestion."""
+        """Options by name to a Config instance; an unknown option, or a choice that there is not, is refused."""
+        self.check_names(options)
+        for option, choices in self.choices().items():
+            if option in options and options[option] not in choices:
+                said = ", ".join(repr(choice) for choice in choices if choice is not None)
+                raise UserError(f"{self.kind} {self.name!r}: {option} is {options[option]!r}, must be one of {said}")
+        return self.config(**options)
+
+    def check_names(self, options: dict[str, Any]) -> None:
+        """Refuses an option that does not exist, with a suggestion."""
         known = [field.name for field in dataclasses.fields(self.config)]
         for option in options:
             if option not in known:
                 raise unknown(f"option of {self.kind} {self.name!r}", option, known)
-        return self.config(**options)
+
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """The values of the options that are a choice of names."""
+        found = {}
+        for option, hint in get_type_hints(self.config).items():
+            literals = [arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal]
+            if literals:
+                found[option] = (*get_args(literals[0]), *([None] if type(None) in get_args(hint) else []))
+        return found
 
     def make(self, given: dict[str, Any] | None = None, **options: Any) -> Any:
         """Build from options; `given` holds what the kind supplies itself (dim, classes, …)."""

@@ -175,6 +175,8 @@ def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, A
     """What the training of an epoch was like; the host waits for the device here, and not in a step."""
     line = {"epoch": epoch, "lr": lr, "cem_coef": 0.0 if cem is None else (cem.coef * cem.multiplier).item()}
     line |= means.read() | counters(cem)
+    if cem is not None and cem.target_bits is not None:
+        line["cem_multiplier"] = cem.multiplier.item()
     if "cem_loss" in line:
         line["cem_excess"] = line["cem_loss"] - line["cem_loss_uniform"]
     return line

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError, unknown
 from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.by_class import class_moments
 from splitveil.surrogates.groups import Groups, capacity_for, group
 
 
@@ -67,10 +66,11 @@ class Surrogate(nn.Module):
             )
         return z
 
-    def grouped(self, z: Tensor, y: Tensor) -> Groups:
+    def grouped(self, z: Tensor, y: Tensor, remembered: bool = True) -> Groups:
         """The samples of each class side by side, those in the bank with them."""
         capacity = self.capacity or capacity_for(len(z), self.largest_share or 1 / self.classes)
-        return group(self.flat(z), y, self.classes, min(capacity, len(z)), self.bank)
+        bank = self.bank if remembered else None
+        return group(self.flat(z), y, self.classes, min(capacity, len(z)), bank)
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""
@@ -80,9 +80,8 @@ class Surrogate(nn.Module):
         if self.bank is not None:
             self.bank.push(self.flat(z), y, finite)
         hinge = getattr(self, "hinge", None)
-        if hinge is not None and hinge.quantile is not None:
-            count, _, variance = class_moments(self.flat(z), y, self.classes)
-            hinge.follow(variance, count, finite)
+        if hinge is not None:
+            hinge.follow(finite)
 
 
 def choose(presets: dict[str, dict[str, Any]], preset: str, given: dict[str, Any]) -> dict[str, Any]:

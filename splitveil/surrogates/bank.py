@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.registry import UserError
+from splitveil.surrogates.by_class import order_in_class
 
 
 class Bank(nn.Module):
@@ -30,7 +31,7 @@ class Bank(nn.Module):
         keep = finite & z.isfinite().all(1)
         member = torch.nn.functional.one_hot(y, self.classes) * keep.unsqueeze(1)  # [b, c]
         counts = member.sum(0)
-        position = (member.cumsum(0) * member).sum(1) - 1
+        position = order_in_class(member)
         keep = keep & (position >= counts[y] - self.size)
         to = torch.where(keep, y * self.size + (self.written[y] + position) % self.size, self.classes * self.size)
         self.rows[to] = z.to(self.rows.dtype)

@@ -26,6 +26,11 @@ def class_moments(z: Tensor, y: Tensor, classes: int) -> Moments:
     return Moments(count, mean, variance)
 
 
+def order_in_class(member: Tensor) -> Tensor:
+    """[b, c] memberships -> [b], how many earlier samples of the batch are of the sample's own class."""
+    return (member.cumsum(0) * member).sum(1) - 1
+
+
 def over_classes(value: Tensor, count: Tensor) -> Tensor:
     """Sum_c beta_c value_c with beta_c = share of the batch; classes of fewer than two samples have no spread and drop out."""
     return (value * torch.where(count > 1, count, 0)).sum() / count.sum().clamp_min(1)

@@ -8,7 +8,7 @@
 Who trains the gate, `gate_objective`:
 
     adversarial   the gate looks for the weighting with the *largest* spread, the edge pulls that one together. Default.
-    stopgrad      the gate stays as it was drawn: a control
+    stopgrad      the gate stays as it was drawn, and z does not feel it: equal weights plus noise, a control
     cooperative   gate and edge both lower L, as the seed documents write it. Cheated: dL/dlogit_m is a_m (|x_m - mu|^2 - v) / v,
                   so descent takes the weight away from far samples until one sample a class has it all (measured: entropy 0.016).
 
@@ -36,7 +36,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "as_written": {"space": "normalised", "form": "per_dimension", "gate_objective": "cooperative", "ess_floor": 0.0},
 }
 COLLAPSED = 0.25
-"""The alarm: fewer effective samples than this share of the class."""
+"""The alarm: fewer effective samples than this share of the class,"""
+HIDDEN = 0.95
+"""or a loss below this share of that with equal weights."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def keep_effective(a: Tensor, equal: Tensor, floor: float) -> Tensor:
         return a
     m = (equal > 0).sum(1, keepdim=True)
     excess = (m * a.square().sum(1, keepdim=True) - 1).clamp_min(1e-12)
-    return equal + (a - equal) * ((1 / floor - 1) / excess).sqrt().clamp_max(1)
+    return equal + (a - equal) * ((1 / floor - 1 + 1e-12) / excess).sqrt().clamp_max(1)
 
 
 def keep_entropy(a: Tensor, equal: Tensor, floor: float) -> Tensor:
@@ -132,10 +134,9 @@ class Gated(Surrogate):
         self.requires_grad_(self.objective != "stopgrad")
 
     def penalty(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Hinge on the variance [g, d] under weights [g, n], and that variance."""
+        """Hinge on the variance under weights [g, n], and that variance: [g, d], or [g, 1] if it is the trace."""
         variance = weighted_moments(x, a.unsqueeze(2)).variance.squeeze(1)
-        if self.form == "trace":
-            return self.hinge(variance.sum(1)), variance
+        variance = variance.sum(1, keepdim=True) if self.form == "trace" else variance
         return self.hinge(variance).mean(1), variance
 
     def attend(self, normalised: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
@@ -149,28 +150,31 @@ class Gated(Surrogate):
         uniform, _ = self.penalty(x, equal)
         normalised = self.norm(x)
         measured = normalised if self.space == "normalised" else x
+        cooperative = self.objective == "cooperative"
+        a = self.attend(normalised if cooperative else normalised.detach(), mask, equal)
+        found, variance = self.penalty(measured, a if cooperative else a.detach())
+        penalty = found
         if self.objective == "adversarial":
-            a = self.attend(normalised.detach(), mask, equal)
-            found, variance = self.penalty(measured, a.detach())
-            penalty = torch.maximum(found, uniform)
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
             climb, _ = self.penalty(measured.detach(), a)
-            penalty = penalty + (climb.detach() - climb)
-        else:
-            a = self.attend(normalised, mask, equal)
-            found, variance = self.penalty(measured, a)
-            penalty = found
+            penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
+        self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
-        collapsed = (ess < COLLAPSED * (1 - 1e-3)) | (found.detach() < 0.5 * uniform.detach())
+        less = found.detach() / uniform.detach().clamp_min(1e-12)
+        collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (uniform > 0))
+        replaced = (less < 1 - 1e-4) & (self.objective == "adversarial")
+        reference = over_groups(uniform, groups)
+        if self.bank is not None:  # what is remembered is not of this z and y
+            alone = self.grouped(z, y, remembered=False)
+            reference = over_groups(self.penalty(alone.x, alone.mask / alone.total.clamp_min(1).unsqueeze(1))[0], alone)
         diagnostics = {
-            "variance": by_class(variance.mean(1), groups, self.classes),
+            "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
             "above_tau": over_groups(self.hinge.above(variance).to(x.dtype).mean(1), groups),
             "attention_entropy": over_groups(relative_entropy(a.detach(), total), groups),
             "effective_samples": over_groups(ess, groups),
             "collapsed": share_of_groups(collapsed, groups),
-            "fallback": share_of_groups(found.detach() < uniform.detach() * (1 - 1e-4), groups)
-            * float(self.objective == "adversarial"),
+            "fallback": share_of_groups(replaced, groups),
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput(over_groups(penalty, groups), over_groups(uniform, groups).detach(), diagnostics)
+        return SurrogateOutput(over_groups(penalty, groups), reference.detach(), diagnostics)

@@ -29,7 +29,7 @@ from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments, over_classes
 from splitveil.surrogates.clustering import Clusters, Mixture, mixture
-from splitveil.surrogates.groups import weighted_moments
+from splitveil.surrogates.groups import by_class, weighted_moments
 from splitveil.surrogates.rate import diagonal_rate, log_diagonal
 
 TRIES = 3
@@ -143,8 +143,6 @@ class GMM(Surrogate):
             )
         if not 0 < sigma < float("inf"):
             raise UserError(f"surrogate 'gmm': sigma is {sigma}, must be above 0")
-        if covariance not in ("diagonal", "full"):
-            raise UserError(f"surrogate 'gmm': covariance is {covariance!r}, must be 'diagonal' or 'full'")
         if covariance == "full" and dim > LARGEST_FULL:
             raise UserError(
                 f"surrogate 'gmm': covariance is 'full' with {dim} dimensions, {LARGEST_FULL} at most; "
@@ -190,16 +188,16 @@ class GMM(Surrogate):
         return Measured(nats, variance, (entropy * mask).sum(1) * known, known)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        x, mask, label, count, overflow = self.grouped(z, y)
+        groups = self.grouped(z, y)
+        x, mask, label, count, overflow = groups
         nats, variance, entropy, known = self.measure(x, mask, label)
         usable = known | (mask.sum(1) > 1)
         beta = torch.where(usable, count, 0) / count.sum().clamp_min(1)  # [g]
         there = count > 0
         samples, _, spread = class_moments(self.flat(z), y, self.classes)
         uniform = over_classes(diagonal_rate(spread, self.sigma) / self.dim, samples)
-        place = torch.where(there, label, self.classes)  # groups that are not there go to a place of their own
         diagnostics = {
-            "variance": z.new_zeros(self.classes + 1).scatter(0, place, variance * there)[:-1],
+            "variance": by_class(variance, groups, self.classes),
             "bits": (beta * nats.detach()).sum() / log(2),
             "attention_entropy": (entropy * there).sum() / (mask.sum(1) * (known & there)).sum().clamp_min(1),
             "components_used": (self.weight > 0).sum() / (self.weight > 0).any(1).sum().clamp_min(1),

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from splitveil.registry import SURROGATES, UserError
+from splitveil.registry import SURROGATES
 from splitveil.surrogates import Surrogate, SurrogateOutput, build
 from splitveil.surrogates.clustering import Clusters, kmeans
 from splitveil.surrogates.gated import Gated, gate_logits
@@ -64,8 +64,6 @@ class Hybrid(Surrogate):
         members: int, **hinge: float | None,
     ) -> None:  # fmt: skip
         super().__init__(dim, classes)
-        if attention not in ("gated", "slots"):
-            raise UserError(f"surrogate 'hybrid': attention is {attention!r}, must be 'gated' or 'slots'")
         options: dict[str, Any] = {"dim": dim, "classes": classes, "sigma": sigma, **hinge}
         own: dict[str, Any] = {"clusters": clusters, "refresh": refresh, "prior": prior, "members": members}
         self.kmeans: KMeans = build("kmeans", **options, **own)  # type: ignore[assignment]
@@ -102,7 +100,7 @@ class Hybrid(Surrogate):
         """The slots of each class as clusters to start from."""
         assert isinstance(self.attention, Slots)
         groups = group(features, labels, self.classes, min(LOOKED_AT, len(features)))
-        r, _ = self.attention.shares(groups)
+        r, _, _ = self.attention.shares(groups)
         mass, mean, _ = weighted_moments(groups.x, r)
         share = mass / groups.count.clamp_min(1).unsqueeze(1)
         weight = share.new_zeros(self.classes, share.shape[1]).index_add(0, groups.label, share)

@@ -18,7 +18,7 @@ beta_c is the class's share of the batch. A centre from the whole training set n
 `reference` is the published code's rule with n_c = (images in full batches) / C; 15 clusters there, and 5 where the cut ends in
 a sigmoid. Its weights misalign when a cluster is a singleton, which is not copied. By default the class value does not depend
 on which clusters a small batch happens to hit, and a cluster has at least `members` images, or K clusters of a small class would
-sit on its images. Before the first refresh the loss is that of `uniform`.
+sit on its images. Before the first refresh, and in loss_uniform, a class is one cluster around its mean in the batch.
 
 Seed 002 advises K from 3 to 8, a larger tau with more noise, and a refresh every few epochs when features move slowly.
 Letters: b batch, c classes, k clusters, d dimensions.
@@ -119,7 +119,7 @@ def clipped(batch: Tensor, stored: Tensor, clip: float | None) -> Tensor:
     return batch if clip is None else torch.where((stored > 0) & (batch > clip * stored), clip * stored, batch)
 
 
-def check(chosen: dict[str, Any], tau_quantile: float | None) -> None:
+def check(chosen: dict[str, Any]) -> None:
     """Refuses settings that mean nothing."""
     for name in ("clusters", "refresh", "members"):
         if chosen[name] < 1:
@@ -128,12 +128,6 @@ def check(chosen: dict[str, Any], tau_quantile: float | None) -> None:
         raise UserError(f"surrogate 'kmeans': prior is {chosen['prior']}, must be 0 samples or more")
     if chosen["variance_clip"] is not None and not 0 < chosen["variance_clip"] < float("inf"):
         raise UserError(f"surrogate 'kmeans': variance_clip is {chosen['variance_clip']}, must be above 0")
-    known = {"form": ("log", "linear"), "distance": ("mean", "sum"), "mix": ("prior", "reference", "batch")}
-    for name, values in known.items():
-        if chosen[name] not in values:
-            raise UserError(f"surrogate 'kmeans': {name} is {chosen[name]!r}, must be one of {', '.join(values)}")
-    if tau_quantile is not None and chosen["distance"] == "sum":
-        raise UserError("surrogate 'kmeans': tau_quantile is one of variances by dimension; set distance to 'mean'")
 
 
 @SURROGATES.register("kmeans", Config)
@@ -152,7 +146,7 @@ class KMeans(Surrogate):
     ) -> None:  # fmt: skip
         super().__init__(dim, classes)
         chosen = choose(PRESETS, preset, options)
-        check(chosen, tau_quantile)
+        check(chosen)
         self.hinge = Hinge(sigma, var_threshold, chosen["offset"], tau, tau_quantile)
         self.chosen, self.refresh_every = chosen, chosen["refresh"]
         self.scale = dim if chosen["distance"] == "sum" else 1  # times a mean over dimensions
@@ -196,10 +190,9 @@ class KMeans(Surrogate):
         return m * batch + (1 - m) * stored
 
     def uniform(self, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """The hinge of equal weights, and the share of it that is active; [c, d] -> [c] both."""
-        if self.scale > 1:
-            spread = spread.sum(1, keepdim=True)
-        return self.hinge(spread).mean(1), self.hinge.above(spread).to(spread.dtype).mean(1)
+        """The penalty with one cluster and equal weights, and where it is active; [c, d] -> [c] both."""
+        v = spread.mean(1) * self.scale
+        return self.penalty(v), self.hinge.above(v).to(v.dtype)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         z = self.flat(z)
@@ -213,6 +206,7 @@ class KMeans(Surrogate):
             pi = share = (total > 0).to(z.dtype)
         value = ((share if self.chosen["value"] == "normalised" else pi) * self.penalty(v)).sum(1)  # [c]
 
+        self.hinge.note(v, pi > 0)
         samples, _, spread = class_moments(z, y, self.classes)
         known = torch.where(total.squeeze(1) > 0, samples, 0)  # samples of classes that there are statistics of
         beta = known / samples.sum()

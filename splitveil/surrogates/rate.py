@@ -28,7 +28,7 @@ from splitveil.surrogates.groups import Groups, by_class, over_groups, skipped_g
 @dataclass(frozen=True)
 class Config:
     form: Literal["diagonal", "full"] = "diagonal"
-    """Per-dimension bound, or the tighter one with the whole covariance (needs many samples of a class in a batch)."""
+    """Per-dimension bound, or the tighter one with the whole covariance (needs many samples of a class)."""
     bank: int = 0
     """Features of each class that are remembered; for `full`, and for batches with few samples of a class."""
     capacity: int | None = None
@@ -85,20 +85,31 @@ class Rate(Surrogate):
             )
         if not 0 < sigma < float("inf"):
             raise UserError(f"surrogate 'rate': sigma is {sigma}, must be above 0")
-        if form not in ("diagonal", "full"):
-            raise UserError(f"surrogate 'rate': form is {form!r}, must be 'diagonal' or 'full'")
         self.sigma, self.form = sigma, form
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        return self.of_batch(self.flat(z), y) if self.bank is None else self.of_groups(self.grouped(z, y))
+        if self.form == "diagonal" and self.bank is None:
+            return self.of_batch(self.flat(z), y)
+        groups = self.grouped(z, y)
+        per_dimension, variance = self.of_groups(groups)
+        loss = over_groups(per_dimension, groups)
+        uniform = loss
+        if self.bank is not None:  # what is remembered is not of this z and y
+            with torch.no_grad():
+                alone = self.grouped(z, y, remembered=False)
+                uniform = over_groups(self.of_groups(alone)[0], alone)
+        diagnostics = {
+            "variance": by_class(variance.mean(1), groups, self.classes),
+            "bits": over_groups(diagonal_rate(variance.detach(), self.sigma), groups) / log(2),
+            "skipped_classes": skipped_groups(groups),
+            "overflow": groups.overflow,
+        }
+        return SurrogateOutput(loss, uniform.detach(), diagnostics)
 
     def of_batch(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        count, mean, variance = class_moments(z, y, self.classes)
+        count, _, variance = class_moments(z, y, self.classes)
         nats = diagonal_rate(variance, self.sigma)
-        per_dimension = nats / self.dim
-        if self.form == "full":
-            per_dimension = full_rate(z, y, mean, count, self.sigma) / (count - 1).clamp(1, self.dim)
-        loss = over_classes(per_dimension, count)
+        loss = over_classes(nats / self.dim, count)
         diagnostics = {
             "variance": variance.mean(1).detach(),
             "bits": over_classes(nats.detach(), count) / log(2),
@@ -106,18 +117,10 @@ class Rate(Surrogate):
         }
         return SurrogateOutput(loss, loss.detach(), diagnostics)
 
-    def of_groups(self, groups: Groups) -> SurrogateOutput:
-        x, mask, total = groups.x, groups.mask, groups.total
-        _, mean, variance = (part.squeeze(1) for part in weighted_moments(x, mask.unsqueeze(2)))
-        nats = diagonal_rate(variance, self.sigma)
-        per_dimension = nats / self.dim
-        if self.form == "full":
-            per_dimension = full_rate_of_groups(x, mask, mean, self.sigma) / (total - 1).clamp(1, self.dim)
-        loss = over_groups(per_dimension, groups)
-        diagnostics = {
-            "variance": by_class(variance.mean(1), groups, self.classes),
-            "bits": over_groups(nats.detach(), groups) / log(2),
-            "skipped_classes": skipped_groups(groups),
-            "overflow": groups.overflow,
-        }
-        return SurrogateOutput(loss, loss.detach(), diagnostics)
+    def of_groups(self, groups: Groups) -> tuple[Tensor, Tensor]:
+        """Nats a dimension [g], and the variances [g, d]."""
+        _, mean, variance = (part.squeeze(1) for part in weighted_moments(groups.x, groups.mask.unsqueeze(2)))
+        if self.form == "diagonal":
+            return diagonal_rate(variance, self.sigma) / self.dim, variance
+        spanned = (groups.total - 1).clamp(1, self.dim)
+        return full_rate_of_groups(groups.x, groups.mask, mean, self.sigma) / spanned, variance

@@ -9,24 +9,19 @@ One set of samples a group, all groups at once. Letters: g groups, n samples, s 
                 slots <- mlp(gru(u, slots))
     y = x + tanh(alpha_attn) attend(x, slots);   y <- y + tanh(alpha_ffn) ffn(LN(y))
 
-Random W_q and W_k make slots that mean nothing, so with `tied` all three start as the identity, W_q is W_k, and a round is
-slots <- u + tanh(alpha) (mlp(gru(u, slots)) - u) with alpha = 0 at the start: a soft k-means that can learn to be more.
+With `tied` it is a soft k-means that can learn to be more, because random W_q and W_k make slots that mean nothing: W_q is W_k,
+all start as the identity, r is a softmax of -beta |k - q|^2 / (2 sqrt(h)) without LayerNorm, and a round is
+slots <- u + tanh(alpha) (mlp(gru(u, slots)) - u) with alpha = 0 at the start.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 def slot_logits(k: Tensor, q: Tensor) -> Tensor:
     """k.q with both scaled by h^-1/4, [g, n, h] x [g, s, h] -> [g, n, s]."""
     scale = k.shape[-1] ** -0.25
-    return (k * scale) @ (q * scale).transpose(1, 2)
-
-
-def normalise(x: Tensor) -> Tensor:
-    """LayerNorm without its affine part."""
-    return F.layer_norm(x, x.shape[-1:])
+    return (k * scale) @ (q * scale).mT
 
 
 class SlotAttention(nn.Module):
@@ -41,7 +36,7 @@ class SlotAttention(nn.Module):
             nn.init.eye_(self.to_v.weight)
             self.alpha = nn.Parameter(torch.zeros(()))
         else:
-            self.to_q = nn.Linear(h, h, bias=False)
+            self.to_q, self.norm_slots = nn.Linear(h, h, bias=False), nn.LayerNorm(h)
         self.log_beta = nn.Parameter(torch.zeros(()))
         self.gru = nn.GRUCell(h, h)
         self.norm = nn.LayerNorm(h)
@@ -49,15 +44,19 @@ class SlotAttention(nn.Module):
 
     def logits(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
         """How much each sample belongs to each slot, before the softmax over slots; nothing belongs to a dead one."""
-        to_q = self.to_k if self.tied else self.to_q
-        logits = self.log_beta.exp() * slot_logits(self.to_k(x), to_q(normalise(slots)))
-        return logits.masked_fill(dead.unsqueeze(1), -1e30)
+        k = self.to_k(x)
+        if self.tied:
+            q = self.to_k(slots)
+            logits = slot_logits(k, q) - 0.5 * q.square().sum(2).unsqueeze(1) / q.shape[2] ** 0.5  # |k|^2 is all slots'
+        else:
+            logits = slot_logits(k, self.to_q(self.norm_slots(slots)))
+        return (self.log_beta.exp() * logits).masked_fill(dead.unsqueeze(1), -1e30)
 
     def forward(self, x: Tensor, mask: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
         v = self.to_v(x)
         for _ in range(self.rounds):
             r = self.logits(x, slots, dead).softmax(2) * mask.unsqueeze(2)  # [g, n, s]
-            u = r.transpose(1, 2) @ v / r.sum(1).clamp_min(1e-8).unsqueeze(2)  # [g, s, h]
+            u = r.mT @ v / r.sum(1).clamp_min(1e-8).unsqueeze(2)  # [g, s, h]
             new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
             new = new + self.mlp(self.norm(new))
             slots = u + torch.tanh(self.alpha) * (new - u) if self.tied else new
@@ -77,13 +76,14 @@ class GatedCrossAttention(nn.Module):
         self.alpha_attention = nn.Parameter(torch.tensor(0.1))
         self.alpha_ffn = nn.Parameter(torch.tensor(0.1))
 
-    def forward(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+    def forward(self, x: Tensor, slots: Tensor, dead: Tensor) -> tuple[Tensor, Tensor]:
+        """y [g, n, h], and the attention [g, heads, n, s]."""
+
         def split(tensor: Tensor) -> Tensor:
             return tensor.unflatten(2, (self.heads, -1)).transpose(1, 2)  # [g, heads, n, h / heads]
 
         q = split(self.to_q(self.norm(x)))
         k, v = (split(part) for part in self.to_kv(self.norm_slots(slots)).chunk(2, -1))
-        seen = torch.where(dead, -1e30, 0.0).to(x.dtype)[:, None, None]  # [g, 1, 1, s]
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        y = x + torch.tanh(self.alpha_attention) * self.out(attended.transpose(1, 2).flatten(2))
-        return y + torch.tanh(self.alpha_ffn) * self.ffn(y)
+        seen = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(dead[:, None, None], -1e30).softmax(-1)
+        y = x + torch.tanh(self.alpha_attention) * self.out((seen @ v).transpose(1, 2).flatten(2))
+        return y + torch.tanh(self.alpha_ffn) * self.ffn(y), seen

@@ -1,18 +1,23 @@
 """slots: slot attention finds the sub-modes of a class, gated cross attention refines who belongs where, the loss is their spread
 
     start    the class's centres over the training set [s, d]; k-means, refreshed once an epoch
-    slots    T rounds of slot attention over the class's samples (slot_attention.py), in LayerNorm(x) projected to slot_dim
+    x        the samples, centred and scaled by the class's own middle and spread, projected to slot_dim
+    slots    T rounds of slot attention over the samples of the class (slot_attention.py)
     y        the samples after cross attention on the slots
-    r_ms     softmax over slots of slot_power * beta k(y_m).q(slot_s): a sample's shares, which sum to 1
+    r_ms     softmax over slots of slot_power * beta * closeness of y_m to slot s: a sample's shares, which sum to 1
     v_d      sum_s mass_s v_sd / sum_s mass_s (1 - 1/ESS_s)     the spread of z itself inside the slots, unbiased
-    L        sum_c beta_c [ mean_d max(0, log(v_cd + offset) - log tau) + 2/d H(mass / m) ]
+    L        sum_c beta_c min( mean_d max(0, log(v_cd + offset) - log level) + 2/d H(mass / m),  the same with equal weights )
 
     mass_s = sum_m r_ms      ESS_s = mass_s^2 / sum_m r_ms^2      H entropy: which slot a sample is in is information too
 
 Nothing in it can be closed: attention only decides who belongs together, variance is that of the features that leave the device,
-a finer mixture that lowers the loss pays H and the unbiased denominator. Fitting is cooperative, because it tightens a bound.
-Where slots cannot be used, equal weights are (`fallback`): before the first refresh, and in a class with fewer than two samples a
-slot. So the default remembers 64 features of each class.
+a finer mixture that lowers the loss pays H and the unbiased denominator. Fitting is cooperative, because it tightens a bound. The
+attention reads z without handing a gradient back: the edge is rewarded for spread that is gone, not for moving samples between
+slots. Where slots cannot be used, equal weights are (`fallback`): before the first refresh, in a class with fewer than two
+samples a slot, and where one slot has taken everything. So the default remembers 32 features of each class.
+
+The attention does not see LayerNorm(x), as slot attention has it: with an offset that a class has in common, all its samples
+look alike (4 modes, an offset of 4 standard deviations: variance 3.4 to 4 times too high).
 
 Preset `as_written` is the seed documents' version, for comparison: slots from a learned Gaussian, statistics of y in LayerNorm
 space, per-dimension gate, SNR gate, softplus margin, weights (mass/m)^rho, class gate, a zero loss for the first 100 calls or
@@ -20,15 +25,14 @@ when the gates pass their limits, statistics printed every 200 calls. Its gates 
 no values: kappa 4 and tau_snr 1 (variance against squared mean, from which the ratio speaks), beta' 4 and margin 0 (a rounded
 hinge), rho 1.5 ("dominant slots"), slot_power 2, class gate b = half an equal share and a = 4 / b (0.02 without samples, 0.98 at
 an equal share), limits 0.02 and 0.98 on the mean gate.
-
-Suggested: strength 4 to 16 at loss_scale 0.25.
 """
 
 from dataclasses import dataclass
-from math import log
+from math import gcd, log
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,24 +47,28 @@ from splitveil.surrogates.groups import (
     share_of_groups,
     skipped_groups,
     weighted_moments,
-)
-from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention, normalise
+)  # fmt: skip
+from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention
 from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
-        "start": "centres", "measure": "z", "gates": "off", "margin": "hinge", "mass_power": 1.0, "class_gate": False,
-        "shutoff": 0, "print_every": 0, "bank": 64,
+        "start": "centres", "measure": "z", "form": "pooled", "gates": "off", "margin": "hinge", "mass_power": 1.0,
+        "class_gate": False, "shutoff": 0, "print_every": 0, "bank": 32,
     },
     "as_written": {
-        "start": "learned", "measure": "y", "gates": "cooperative", "margin": "softplus", "mass_power": 1.5,
-        "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0,
+        "start": "learned", "measure": "y", "form": "per_slot", "gates": "cooperative", "margin": "softplus",
+        "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0,
     },
 }  # fmt: skip
 KAPPA, TAU_SNR, BETA = 4.0, 1.0, 4.0
 GATE_LIMITS = (0.02, 0.98)
+CLOSED = 0.05
+"""A gate below this is closed; the alarm trips when all of a class's are, on average."""
 ALIVE = 0.01
 """Share of a class's samples from which on a slot counts as alive."""
+DRAWS = 64
+"""Start slots that are drawn from the learned Gaussian before they repeat: a table, so that runs resume and processes agree."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Config(HingeConfig):
     rounds: int = 3
     """Rounds of slot attention."""
     heads: int = 4
-    """Heads of the cross attention."""
+    """Heads of the cross attention; fewer where they do not divide its width."""
     slot_power: float = 2.0
     """Sharpens who belongs where; 1 is the plain softmax."""
     refresh: int = 1
@@ -83,14 +91,16 @@ class Config(HingeConfig):
     """Slots start at the class's centres, or at a draw from a learned Gaussian."""
     measure: Literal["z", "y"] | None = None
     """Variance of what leaves the device, or of the attention's output."""
+    form: Literal["pooled", "per_slot"] | None = None
+    """Penalty on the slots' variance together, with its entropy term, or on that of each slot."""
     gates: Literal["off", "adversarial", "cooperative"] | None = None
-    """Per-dimension and SNR gates on the penalty: none, with mean 1 and looking for the worst, or free to close."""
+    """Per-dimension gates on the penalty: none; with mean 1 and looking for the worst; with an SNR gate and free to close."""
     margin: Literal["hinge", "softplus"] | None = None
     """Sharp or rounded corner at tau."""
     margin_shift: float = 0.0
-    """Added to log tau under softplus."""
+    """Added to the log of the threshold under softplus."""
     mass_power: float | None = None
-    """Slots weigh by (mass / m) to this power; all but 1 let the loss hide samples."""
+    """With form per_slot: slots weigh by (mass / m) to this power; all but 1 let the loss hide samples."""
     class_gate: bool | None = None
     """Whether classes with few samples in the batch count less than by their share."""
     shutoff: int | None = None
@@ -106,7 +116,7 @@ class Config(HingeConfig):
 class Spread(NamedTuple):
     variance: Tensor  # [g, d] within slots, unbiased
     entropy: Tensor  # [g] of the slots' masses, nats
-    usable: Tensor  # [g] whether there are two samples a slot
+    freedom: Tensor  # [g] share of the samples that is left after each slot has taken its mean
 
 
 def within_slots(moments: Weighted, r: Tensor) -> Spread:
@@ -116,11 +126,12 @@ def within_slots(moments: Weighted, r: Tensor) -> Spread:
     freedom = (mass - r.square().sum(1) / mass.clamp_min(1e-8)).sum(1, keepdim=True)  # sum_s mass_s (1 - 1/ESS_s)
     pooled = (mass.unsqueeze(2) * variance).sum(1) / freedom.clamp_min(1e-3)
     share = mass / total
-    return Spread(pooled, -torch.xlogy(share, share.clamp_min(1e-12)).sum(1), (freedom >= 0.5 * total).squeeze(1))
+    entropy = -torch.xlogy(share, share.clamp_min(1e-12)).sum(1)
+    return Spread(pooled, entropy, (freedom / total).squeeze(1).detach())
 
 
 def softplus_margin(log_ratio: Tensor, shift: float) -> Tensor:
-    """(1 / beta') log(1 + exp(beta' (log v - log tau - m)))."""
+    """(1 / beta') log(1 + exp(beta' (log v - log level - m)))."""
     return F.softplus(BETA * (log_ratio - shift)) / BETA
 
 
@@ -129,9 +140,20 @@ def snr_gate(mean: Tensor, variance: Tensor) -> Tensor:
     return torch.sigmoid(KAPPA * (variance / (mean.square() + 1e-6) - TAU_SNR))
 
 
+def class_opening(count: Tensor, classes: int) -> Tensor:
+    """sigmoid(a (M/B - b)), [g]."""
+    b = 0.5 / classes
+    return torch.sigmoid(4 / b * (count / count.sum().clamp_min(1) - b))
+
+
 def projection(dim: int, h: int) -> Tensor:
-    """[h, d]: the identity where the features fit, else orthonormal rows, under which a LayerNorm keeps its scale."""
+    """[h, d]: the identity where the features fit, else orthonormal rows, under which unit variances stay so."""
     return torch.eye(dim) if dim <= h else torch.linalg.qr(torch.randn(dim, h)).Q.T.contiguous()
+
+
+def doubt(weights: Tensor, mask: Tensor) -> Tensor:
+    """Entropy of each sample's attention over its last axis, averaged over the samples: [g, n, s] -> [g] nats."""
+    return (torch.special.entr(weights.detach()).sum(2) * mask).sum(1) / mask.sum(1).clamp_min(1)
 
 
 @SURROGATES.register("slots", Config)
@@ -142,7 +164,9 @@ class Slots(Surrogate):
     loss_scale = 0.25
     centre: Tensor
     weight: Tensor
+    variance: Tensor
     calls: Tensor
+    noise: Tensor
 
     def __init__(
         self, dim: int, classes: int, sigma: float | None, preset: str, slots: int, slot_dim: int, rounds: int,
@@ -150,117 +174,150 @@ class Slots(Surrogate):
         offset: float | None, tau: float | None, tau_quantile: float | None, **given: Any,
     ) -> None:  # fmt: skip
         chosen = choose(PRESETS, preset, given)
-        super().__init__(dim, classes, chosen.pop("bank"), capacity)
-        for name, value in {"slots": slots, "rounds": rounds, "heads": heads, "refresh": refresh}.items():
+        super().__init__(dim, classes, chosen["bank"], capacity)
+        counts = {"slots": slots, "slot_dim": slot_dim, "rounds": rounds, "heads": heads, "refresh": refresh}
+        for name, value in counts.items():
             if value < 1:
                 raise UserError(f"surrogate 'slots': {name} is {value}, must be at least 1")
-        if slot_power <= 0:
-            raise UserError(f"surrogate 'slots': slot_power is {slot_power}, must be above 0")
-        self.start, self.measure, self.gates = chosen["start"], chosen["measure"], chosen["gates"]
-        self.margin, self.margin_shift, self.mass_power = chosen["margin"], margin_shift, chosen["mass_power"]
-        self.class_gate, self.shutoff, self.print_every = chosen["class_gate"], chosen["shutoff"], chosen["print_every"]
-        self.as_written, self.slots, self.slot_power = preset == "as_written", slots, slot_power
-        self.refresh_every = refresh if self.start == "centres" else None
-        h = min(dim, slot_dim)
-        if h % heads:
-            heads = 1
+        for name, value in {"slot_power": slot_power, "mass_power": chosen["mass_power"]}.items():
+            if not 0 < value < float("inf"):
+                raise UserError(f"surrogate 'slots': {name} is {value}, must be above 0")
+        if chosen["form"] == "pooled" and chosen["mass_power"] != 1:
+            raise UserError("surrogate 'slots': mass_power weighs slots one by one; set form to 'per_slot'")
+        self.chosen, self.as_written = chosen, preset == "as_written"
+        self.slots, self.slot_power, self.margin_shift = slots, slot_power, margin_shift
+        self.learned = chosen["start"] == "learned"
+        self.refresh_every = None if self.learned else refresh
         self.hinge = Hinge(sigma, var_threshold, offset, tau, tau_quantile)
+        h = min(dim, slot_dim)
         self.project = nn.Parameter(projection(dim, h))
-        self.norm = nn.LayerNorm(dim, elementwise_affine=self.measure == "y")
-        self.attention = SlotAttention(h, rounds, tied=self.start == "centres")
-        self.cross = GatedCrossAttention(h, heads)
-        measured = h if self.measure == "y" else dim
-        if self.gates != "off":
+        self.attention = SlotAttention(h, rounds, tied=not self.learned)
+        self.cross = GatedCrossAttention(h, gcd(h, heads))
+        measured = h if chosen["measure"] == "y" else dim
+        if chosen["gates"] != "off":
             width = min(64, measured)
             layers = nn.Linear(measured, width), nn.ReLU(), nn.Linear(width, measured)
             self.gate = nn.Sequential(nn.LayerNorm(measured), *layers)
-        if self.start == "learned":
-            self.slot_mean = nn.Parameter(torch.randn(h) * h**-0.5)
-            self.slot_log_std = nn.Parameter(torch.zeros(h))
-        self.register_buffer("centre", torch.zeros(classes, slots, dim))
+        if self.learned:
+            self.norm = nn.LayerNorm(dim)
+            self.slot_mean, self.slot_log_std = nn.Parameter(torch.randn(h) * h**-0.5), nn.Parameter(torch.zeros(h))
+            self.register_buffer("noise", torch.randn(DRAWS, slots, h))
         self.register_buffer("weight", torch.zeros(classes, slots))  # of the centres; 0 where there is none
+        self.register_buffer("centre", torch.zeros(classes, slots, dim))
+        self.register_buffer("variance", torch.zeros(classes, slots))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.told = 0  # calls since the last printed line
+        self.statistics: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def refresh(self, features: Tensor, labels: Tensor) -> None:
-        """New start centres, from the last ones if there are any."""
-        before = Clusters(self.weight, self.centre, self.weight, self.weight[:, 0])
-        clusters = kmeans(features, labels, self.classes, self.slots, start=before, members=4)
-        self.centre.copy_(clusters.centre)
-        self.weight.copy_(clusters.weight)
+        """New start centres, from the last ones where there are any."""
+        before = Clusters(self.weight, self.centre, self.variance, self.weight.sum(1))
+        found = kmeans(features, labels, self.classes, self.slots, start=before, members=4)
+        self.weight.copy_(found.weight)
+        self.centre.copy_(found.centre)
+        self.variance.copy_(found.variance)
 
-    def start_slots(self, groups: Groups) -> tuple[Tensor, Tensor]:
-        """[g, s, h] slots before the first round, and which of them do not exist."""
-        if self.start == "centres":
-            return normalise(self.centre[groups.label]) @ self.project.T, self.weight[groups.label] == 0
-        noise = torch.randn(len(groups.label), self.slots, len(self.slot_mean), device=groups.x.device)
-        slots = self.slot_mean + self.slot_log_std.exp() * noise.to(groups.x.dtype)
-        return slots, torch.zeros_like(slots[..., 0], dtype=torch.bool)
+    def views(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+        """What the attention sees of the samples [g, n, h], the slots it starts from [g, s, h], and which do not exist [g, s]."""
+        if self.learned:
+            slots = self.slot_mean + self.slot_log_std.exp() * self.noise[self.calls % DRAWS]
+            slots = slots.expand(len(groups.label), -1, -1)
+            return self.norm(groups.x) @ self.project.T, slots, torch.zeros_like(slots[..., 0], dtype=torch.bool)
+        weight, centre = self.weight[groups.label], self.centre[groups.label]
+        middle = (weight.unsqueeze(2) * centre).sum(1, keepdim=True)  # [g, 1, d]
+        inside = self.variance[groups.label] + (centre - middle).square().mean(2)
+        scale = (weight * inside).sum(1).clamp_min(1e-12).rsqrt().view(-1, 1, 1)
+        x, slots = (groups.x.detach() - middle) * scale, (centre - middle) * scale
+        return x @ self.project.T, slots @ self.project.T, weight == 0
 
-    def shares(self, groups: Groups) -> tuple[Tensor, Tensor]:
-        """r [g, n, s], each sample's shares in the slots of its class, and the attention's output y [g, n, h]."""
-        x = self.norm(groups.x) @ self.project.T  # [g, n, h]
-        slots, dead = self.start_slots(groups)
+    def shares(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+        """r [g, n, s], each sample's shares in the slots of its class; y [g, n, h]; the cross attention [g, heads, n, s]."""
+        x, slots, dead = self.views(groups)
         slots = self.attention(x, groups.mask, slots, dead)
-        y = self.cross(x, slots, dead)
-        logits = self.attention.logits(normalise(y) if self.measure == "z" else y, slots, dead)
-        return (self.slot_power * logits).softmax(2) * groups.mask.unsqueeze(2), y
+        y, seen = self.cross(x, slots, dead)
+        logits = self.slot_power * self.attention.logits(y, slots, dead)
+        return logits.softmax(2) * groups.mask.unsqueeze(2), y, seen
 
-    def penalise(self, moments: Weighted, spread: Spread) -> tuple[Tensor, Tensor]:
-        """[g] penalty, and [g] mean gate."""
-        if self.gates == "off" and self.mass_power == 1 and self.margin == "hinge":
-            bits_of_slot = 2 / self.dim * spread.entropy
-            return self.hinge(spread.variance).mean(1) + bits_of_slot, torch.ones_like(spread.entropy)
-        mass, mean, variance = moments  # [g, s], [g, s, d], [g, s, d]
-        ratio = torch.log((variance + self.hinge.offset) / self.hinge.level)
-        penalty = softplus_margin(ratio, self.margin_shift) if self.margin == "softplus" else ratio.clamp_min(0)
-        gate = torch.ones_like(penalty)
-        if self.gates == "cooperative":
+    def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
+        if self.chosen["margin"] == "softplus":
+            ratio = torch.log((variance + self.hinge.offset) / self.hinge.level)
+            penalty = softplus_margin(ratio, self.margin_shift)
+        else:
+            penalty = self.hinge(variance)
+        if self.chosen["gates"] == "off":
+            return penalty.mean(2), torch.ones_like(penalty)
+        if self.chosen["gates"] == "cooperative":
             gate = torch.sigmoid(self.gate(torch.log(variance + 1e-8))) * snr_gate(mean, variance)
-            penalty = gate * penalty
-        elif self.gates == "adversarial":
-            gate = torch.sigmoid(self.gate(torch.log(variance.detach() + 1e-8)))
-            gate = gate / gate.mean(2, keepdim=True).clamp_min(1e-8)
-            climb = gate * penalty.detach()
-            penalty = gate.detach() * penalty + (climb.detach() - climb)
-        weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.mass_power
-        weight = weight / weight.sum(1, keepdim=True)
-        return (weight * penalty.mean(2)).sum(1), (weight * gate.mean(2)).sum(1).detach()
+            return (gate * penalty).mean(2), gate.detach()
+        gate = torch.sigmoid(self.gate(torch.log(variance.detach() + 1e-8)))
+        gate = gate / gate.mean(2, keepdim=True).clamp_min(1e-8)
+        climb = (gate * penalty.detach()).mean(2)  # worth 0 below, with the gate's gradient reversed
+        return (gate.detach() * penalty).mean(2) + (climb.detach() - climb), gate.detach()
+
+    def of_slots(self, moments: Weighted, spread: Spread) -> tuple[Tensor, Tensor]:
+        """[g] penalty of each class, and the gates [g, s, d]."""
+        mass, mean, variance = moments
+        if self.chosen["form"] == "pooled":
+            middle = (mass.unsqueeze(2) * mean).sum(1, keepdim=True) / mass.sum(1).clamp_min(1e-8).view(-1, 1, 1)
+            penalty, gate = self.penalty(middle, spread.variance.unsqueeze(1))
+            return penalty.squeeze(1) + 2 / self.dim * spread.entropy, gate
+        penalty, gate = self.penalty(mean, variance)
+        weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.chosen["mass_power"]
+        return (weight * penalty).sum(1) / weight.sum(1), gate
+
+    def equal_weights(self, groups: Groups) -> tuple[Tensor, Tensor]:
+        """[g] penalty, and the variance [g, d]."""
+        variance = weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1)
+        return self.hinge(variance).mean(1), variance
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
-        total = groups.total
-        equal = weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1)
-        uniform = self.hinge(equal).mean(1)
-        r, after = self.shares(groups)
-        moments = weighted_moments(groups.x if self.measure == "z" else after, r)
+        uniform, equal = self.equal_weights(groups)
+        r, after, seen = self.shares(groups)
+        moments = weighted_moments(groups.x if self.chosen["measure"] == "z" else after, r)
         spread = within_slots(moments, r)
-        found, gate = self.penalise(moments, spread)
-        early = self.calls < self.shutoff
+        found, gate = self.of_slots(moments, spread)
+
+        alive = (moments.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)
+        opening = gate.mean((1, 2))
+        lost = (found.detach() < 0.1 * uniform.detach()) & (self.chosen["gates"] == "cooperative")
+        collapsed = (
+            (opening < CLOSED) | lost | ((alive < 2) & (((self.weight > 0).sum(1)[groups.label] > 1) | self.learned))
+        )
+        early = self.calls < self.chosen["shutoff"]
         if self.as_written:
-            beyond = (gate < GATE_LIMITS[0]) | (gate > GATE_LIMITS[1])
-            fallback = early | beyond
+            beyond = (opening < GATE_LIMITS[0]) | (opening > GATE_LIMITS[1])
+            fallback = early | (beyond & (self.chosen["gates"] == "cooperative"))
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
-            fallback = early | ~spread.usable | ((self.weight[groups.label] == 0).all(1) & (self.start == "centres"))
-            penalty = torch.where(fallback, uniform, found)
-        opening = torch.ones_like(total)
-        if self.class_gate:
-            half = 0.5 / self.classes
-            opening = torch.sigmoid(4 / half * (groups.count / groups.count.sum().clamp_min(1) - half))
-        mass = moments.mass / total.clamp_min(1).unsqueeze(1)
-        doubt = -torch.xlogy(r, r.clamp_min(1e-12)).sum((1, 2)) / total.clamp_min(1)  # mean_m H(r_m), [g]
-        collapsed = (gate < 0.05) | ((found.detach() < 0.1 * uniform.detach()) & self.as_written)
-        variance = torch.where(spread.usable.unsqueeze(1), spread.variance, equal) if self.measure == "z" else equal
+            unknown = (self.weight[groups.label] == 0).all(1) & (not self.learned)
+            fallback = early | unknown | collapsed | (spread.freedom < 0.5)
+            penalty = torch.where(fallback, uniform, torch.minimum(found, uniform))
+        variance = (
+            torch.where(fallback.unsqueeze(1), equal, spread.variance) if self.chosen["measure"] == "z" else equal
+        )
+        self.hinge.note(variance, (groups.total > 1) & (groups.count > 0))
+
+        weight = (
+            class_opening(groups.count, self.classes) if self.chosen["class_gate"] else torch.ones_like(groups.count)
+        )
+        unsure = doubt(r, groups.mask)
+        reference = over_groups(uniform, groups)
+        if self.bank is not None:  # what is remembered is not of this z and y
+            alone = self.grouped(z, y, remembered=False)
+            reference = over_groups(self.equal_weights(alone)[0], alone)
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
             "above_tau": over_groups(self.hinge.above(variance).to(z.dtype).mean(1), groups),
-            "attention_entropy": over_groups(doubt / log(max(2, self.slots)), groups).detach(),
-            "slots_alive": over_groups((mass > ALIVE).sum(1).to(z.dtype), groups).detach(),
-            "slot_information": over_groups(spread.entropy - doubt, groups).detach(),
-            "gate_mean": over_groups(gate, groups).detach(),
-            "class_gate": over_groups(opening, groups).detach(),
+            "attention_entropy": over_groups(unsure / log(max(2, self.slots)), groups),
+            "cross_entropy": over_groups(doubt(seen.mean(1), groups.mask) / log(max(2, self.slots)), groups),
+            "slots_alive": over_groups(alive.to(z.dtype), groups),
+            "slot_information": over_groups(spread.entropy.detach() - unsure, groups),
+            "gate_mean": over_groups(opening, groups),
+            "gate_closed": over_groups((gate < CLOSED).to(z.dtype).mean((1, 2)), groups),
+            "class_gate": over_groups(weight, groups),
             "alpha_attention": torch.tanh(self.cross.alpha_attention.detach()),
             "alpha_ffn": torch.tanh(self.cross.alpha_ffn.detach()),
             "collapsed": share_of_groups(collapsed, groups),
@@ -268,18 +325,21 @@ class Slots(Surrogate):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        self.statistics = {name: value for name, value in diagnostics.items() if value.dim() == 0}
-        return SurrogateOutput(
-            over_groups(opening * penalty, groups), over_groups(uniform, groups).detach(), diagnostics
-        )
+        self.statistics = diagnostics
+        return SurrogateOutput(over_groups(weight * penalty, groups), reference.detach(), diagnostics)
 
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
         super().after_step(z, y, finite)
         self.calls += 1
         self.told += 1
-        if self.print_every and self.told >= self.print_every:
-            from splitveil.progress import console
-
+        if self.chosen["print_every"] and self.told >= self.chosen["print_every"]:
             self.told = 0
-            said = ", ".join(f"{name} {value.item():.3g}" for name, value in self.statistics.items())
-            console.print(f"slots: {said}", soft_wrap=True)
+            self.tell()
+
+    def tell(self) -> None:
+        """A line of statistics, as the seed documents print it."""
+        from splitveil.progress import console
+
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            numbers = {name: value.item() for name, value in self.statistics.items() if value.dim() == 0}
+            console.print("slots: " + ", ".join(f"{name} {n:.3g}" for name, n in numbers.items()), soft_wrap=True)

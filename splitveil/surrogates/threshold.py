@@ -1,11 +1,11 @@
 """tau, the class variance that is tolerated, and the hinge that is active above it.
 
-    tau = max(var_threshold * sigma^2, 1e-8) + offset        or given literally
-    R(v) = max(0, log(v + offset) - log tau)
+    R(v) = max(0, log(v + offset) - log level)        level = tau + offset
+    tau  = max(var_threshold * sigma^2, 1e-8)         or given literally
 
-`tau_quantile` lets tau follow the training: it becomes the q-quantile of the variances that are measured, so that a share
-1 - q of all (class, dimension) pairs is pulled at any time, whatever the scale of z. It never falls below the fixed tau, under
-which the noise hides the spread anyway.
+`tau_quantile` lets tau follow the training: it becomes the q-quantile of the variances that the hinge is asked about, so that a
+share 1 - q of them is pulled at any time, whatever the scale of z. It never falls below the fixed tau, under which the noise
+hides the spread anyway.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,10 @@ from splitveil.registry import UserError
 
 FOLLOW = 0.05
 """How much of the way an adaptive tau goes to the measured quantile in a step."""
+
+
+MOST = 2**20
+"""Variances that a quantile is taken of; of more, every second, third …"""
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,16 @@ class HingeConfig:
 
 
 def threshold(sigma: float, var_threshold: float, offset: float) -> float:
-    """tau = max(var_threshold * sigma^2, 1e-8) + offset."""
+    """level = max(var_threshold * sigma^2, 1e-8) + offset; the source documents call this tau."""
     if not 0 <= sigma < float("inf"):
         raise UserError(f"cem: sigma is {sigma}, must be 0 or more")
     return max(var_threshold * sigma**2, 1e-8) + offset
 
 
-def hinge(variance: Tensor, tau: float | Tensor, offset: float) -> Tensor:
-    """max(0, log(v + offset) - log tau), active above tau."""
+def hinge(variance: Tensor, level: float | Tensor, offset: float) -> Tensor:
+    """max(0, log(v + offset) - log level), active above tau = level - offset."""
     # The clamp stands inside the log: with offset 0 an empty class has v = 0, and 0 * d log(0) is not 0 but NaN.
-    return torch.log(((variance + offset) / tau).clamp_min(1))
+    return torch.log(((variance + offset) / level).clamp_min(1))
 
 
 class Hinge(nn.Module):
@@ -67,11 +71,12 @@ class Hinge(nn.Module):
             raise UserError(f"surrogate: tau_quantile is {tau_quantile}, must be between 0 and 1")
         self.quantile = tau_quantile
         self.fixed = threshold(sigma or 0.0, var_threshold, self.offset) if tau is None else tau + self.offset
-        self.register_buffer("rise", torch.ones(()))  # adaptive tau over fixed tau
+        self.register_buffer("rise", torch.ones(()))  # level of an adaptive tau over that of the fixed one
+        self.noted: Tensor | None = None
 
     @property
     def level(self) -> float | Tensor:
-        """tau of the equation, which has the offset in it."""
+        """tau + offset."""
         return self.fixed if self.quantile is None else self.fixed * self.rise
 
     def forward(self, variance: Tensor) -> Tensor:
@@ -81,12 +86,18 @@ class Hinge(nn.Module):
         """Where it is active."""
         return variance.detach() + self.offset > self.level
 
-    def follow(self, variance: Tensor, count: Tensor, finite: Tensor) -> None:
-        """Move an adaptive tau towards its quantile of [c, d] variances; classes without a pair have none."""
-        if self.quantile is None:
+    def note(self, variance: Tensor, known: Tensor) -> None:
+        """Remember what a step was about, for `follow`: [c, …] variances, and which classes [c] or entries have one."""
+        if self.quantile is not None:
+            known = known if known.shape == variance.shape else known.unsqueeze(1).expand_as(variance)
+            self.noted = torch.where(known, variance.detach(), torch.nan).flatten()
+
+    def follow(self, finite: Tensor) -> None:
+        """Move an adaptive tau towards its quantile of the variances that were noted; a step that was skipped moves nothing."""
+        if self.quantile is None or self.noted is None:
             return
-        known = torch.where(count.unsqueeze(1) > 1, variance + self.offset, torch.nan)
-        goal = torch.nanquantile(known.flatten(), self.quantile) / self.fixed
+        some = self.noted[:: 1 + len(self.noted) // MOST]
+        goal = (torch.nanquantile(some, self.quantile) + self.offset) / self.fixed
         goal = torch.where(finite & goal.isfinite(), goal.clamp_min(1), self.rise)
         first = self.rise == 1  # it has not moved yet: go all the way
         self.rise.copy_(torch.where(first, goal, self.rise + FOLLOW * (goal - self.rise)))

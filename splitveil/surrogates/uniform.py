@@ -1,7 +1,7 @@
 """uniform: equal weights, the honest hinge on the class variance that every learned surrogate is compared with.
 
-    L = sum_c beta_c mean_d max(0, log(v_cd + offset) - log tau)        v_cd variance of dimension d in class c
-    tau = max(var_threshold * sigma^2, 1e-8) + offset
+    L = sum_c beta_c mean_d max(0, log(v_cd + offset) - log(tau + offset))      v_cd variance of dimension d in class c
+    tau = max(var_threshold * sigma^2, 1e-8)
 
 It is what gated attention pooling becomes when all attention weights are equal, so nothing can be cheated.
 Without Gaussian noise sigma only sets tau. Suggested: strength 4 to 16 at loss_scale 0.1.
@@ -35,6 +35,7 @@ class Uniform(Surrogate):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         count, _, variance = class_moments(self.flat(z), y, self.classes)
         loss = over_classes(self.hinge(variance).mean(1), count)
+        self.hinge.note(variance, count > 1)
         diagnostics = {
             "variance": variance.mean(1).detach(),
             "above_tau": over_classes(self.hinge.above(variance).to(z.dtype).mean(1), count),

@@ -178,6 +178,30 @@ def test_the_pull_of_a_trained_adversarial_gate_is_the_derivative_at_its_weights
     torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
 
 
+def test_under_stopgrad_z_does_not_feel_the_gate() -> None:
+    z, y = frozen("heavy")
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, gate_objective="stopgrad").double()
+    z = z.double().requires_grad_()
+    (pull,) = torch.autograd.grad(surrogate(z, y).loss, z)
+    own = z.detach().view(SAMPLES, CLASSES, DIM).transpose(0, 1).requires_grad_()
+    mask = torch.ones(CLASSES, SAMPLES).double()
+    assert isinstance(surrogate, Gated)
+    a = surrogate.attend(surrogate.norm(own), mask, mask / SAMPLES).detach()
+    assert a.std() > 0
+    (expected,) = torch.autograd.grad(surrogate.penalty(own, a)[0].mean(), own)
+    torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
+
+
+def test_a_floor_of_all_samples_is_equal_weights_with_finite_gradients() -> None:
+    z, y = frozen("gaussian")
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, ess_floor=1.0)
+    torch.nn.init.normal_(surrogate.w)
+    output = surrogate(z, y)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(output.loss_uniform.item(), rel=1e-3)
+    assert all(torch.isfinite(p.grad).all() for p in surrogate.parameters() if p.grad is not None)
+
+
 def test_a_class_whose_gate_finds_less_spread_is_measured_with_equal_weights() -> None:
     z, y = frozen("heavy")
     surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1)

@@ -210,7 +210,7 @@ def test_the_rate_of_a_mixture_has_no_nan_at_weight_zero() -> None:
     [
         ({"sigma": None}, r"needs Gaussian noise.*add the defence 'gaussian'"),
         ({"sigma": -0.1}, "sigma is -0.1"),
-        ({"covariance": "ful"}, "'ful', must be 'diagonal' or 'full'"),
+        ({"covariance": "ful"}, "'ful', must be one of 'diagonal', 'full'"),
         ({"covariance": "full", "dim": 1025}, "1025 dimensions, 1024 at most; set covariance to 'diagonal'"),
         ({"components": 0}, "components is 0"),
         ({"refresh": 0}, "refresh is 0"),

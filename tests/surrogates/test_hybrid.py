@@ -18,6 +18,7 @@ def hybrid(attention: str, classes: int = CLASSES, dim: int = DIM) -> Hybrid:
 @pytest.mark.parametrize("attention", ["gated", "slots"])
 def test_its_loss_and_pull_are_those_of_kmeans_and_the_attention_is_trained_too(attention: str) -> None:
     z, y = frozen("gaussian")
+    z = z + 5 * (torch.arange(len(z)) % 2).unsqueeze(1)  # two modes in every class
     surrogate = hybrid(attention)
     surrogate.refresh(z, y)
     z.requires_grad_()

@@ -108,5 +108,5 @@ def test_rate_refuses_noise_that_is_none(sigma: float) -> None:
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="'ful', must be 'diagonal' or 'full'"):
+    with pytest.raises(UserError, match="'ful', must be one of 'diagonal', 'full'"):
         build("rate", dim=4, classes=2, sigma=0.1, form="ful")

@@ -25,7 +25,7 @@ def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> 
     return surrogate
 
 
-def loss_of(x: Tensor, r: Tensor, surrogate: Slots) -> Tensor:
+def loss_of(x: Tensor, r: Tensor) -> Tensor:
     """The equation of the loss for samples [m, d] and shares [m, s], one class, with numpy's order of thought."""
     d, mass = x.shape[1], r.sum(0)
     inside, freedom = torch.zeros(d, dtype=x.dtype), torch.zeros(())
@@ -44,24 +44,32 @@ def test_the_loss_is_that_of_a_loop_over_classes_and_slots() -> None:
     z, y = z.double(), y.flip(0) % 2  # unequal classes
     surrogate = slots(z, y, 2)
     groups = surrogate.grouped(z, y)
-    r, _ = surrogate.shares(groups)
+    r, _, _ = surrogate.shares(groups)
     expected = torch.zeros(())
     for c in range(2):
         m = int(groups.count[c])
         assert torch.equal(groups.x[c, :m], z[y == c])
         torch.testing.assert_close(r[c, :m].sum(1), torch.ones(m).double())  # mass is conserved
-        expected = expected + m / len(z) * loss_of(z[y == c], r[c, :m], surrogate)
+        v = z[y == c].var(0, unbiased=False)
+        uniform = torch.log((v + 0.01) / (0.125 * 0.1**2 + 0.01)).clamp_min(0).mean()
+        expected = expected + m / len(z) * torch.minimum(loss_of(z[y == c], r[c, :m]), uniform)
     torch.testing.assert_close(surrogate(z, y).loss, expected)
 
 
+@pytest.mark.parametrize("offset", [0.0, 8.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_slots_find_the_variance_inside_four_modes_and_stay_alive(seed: int) -> None:
+def test_slots_find_the_variance_inside_four_modes_and_stay_alive(seed: int, offset: float) -> None:
     z, inside = mixture(seed)
-    y = torch.zeros(len(z), dtype=torch.long)
+    z, y = (
+        z + offset * torch.randn(64, generator=torch.Generator().manual_seed(99)),
+        torch.zeros(len(z), dtype=torch.long),
+    )
     surrogate = slots(z, y, 1, seed)
-    for output in trained(surrogate, z, y, 1e-3, steps=150):
-        assert output.diagnostics["variance"].item() == pytest.approx(inside, rel=0.1)
-        assert output.diagnostics["slots_alive"] >= 4
+    before, after = trained(surrogate, z, y, 1e-3, steps=100)
+    assert before.diagnostics["slots_alive"] >= 6
+    assert after.diagnostics["slots_alive"] >= 4
+    for output in (before, after):
+        assert output.diagnostics["variance"].item() == pytest.approx(inside, rel=0.05)
         assert output.diagnostics["attention_entropy"] < 0.98
         assert output.diagnostics["slot_information"] > 0.9 * np.log(4)
         assert output.diagnostics["collapsed"] == output.diagnostics["fallback"] == 0
@@ -80,7 +88,7 @@ def best_hard_partition(x: Tensor, start: np.ndarray, surrogate: Slots) -> float
     def losses(owners: Tensor) -> Tensor:  # [k, m] -> [k]
         r = torch.nn.functional.one_hot(owners, s).to(x.dtype)
         moments = weighted_moments(x.expand(len(r), *x.shape), r)
-        return surrogate.penalise(moments, within_slots(moments, r))[0]
+        return surrogate.of_slots(moments, within_slots(moments, r))[0]
 
     best = losses(own.unsqueeze(0))[0]
     improved = True
@@ -92,6 +100,7 @@ def best_hard_partition(x: Tensor, start: np.ndarray, surrogate: Slots) -> float
             values = losses(moved)
             if values.min() < best - 1e-9:
                 best, own, improved = values.min(), moved[values.argmin()], True
+    assert best.item() == pytest.approx(loss_of(x, torch.nn.functional.one_hot(own, s).to(x.dtype)).item(), rel=1e-4)
     return best.item()
 
 
@@ -105,7 +114,7 @@ def test_slots_cannot_cheat(tails: str, lr: float) -> None:
     assert before.loss_uniform >= 0.5
     assert torch.equal(after.loss_uniform, before.loss_uniform)
     with torch.no_grad():
-        r, _ = surrogate.shares(surrogate.grouped(x, y))
+        r, _, _ = surrogate.shares(surrogate.grouped(x, y))
         mass, _, variance = weighted_moments(x.unsqueeze(0), r)
         inside = (mass / SAMPLES * variance.mean(2)).sum().item()
         # On data without clusters, trained slots find partitions that 2,000 starts of k-means do not. So it starts there too.
@@ -114,6 +123,7 @@ def test_slots_cannot_cheat(tails: str, lr: float) -> None:
         tries = [KMeans(surrogate.slots, n_init=20, random_state=0), KMeans(surrogate.slots, init=centres, n_init=1)]
         best = min((each.fit(rows) for each in tries), key=lambda each: each.inertia_)
         assert inside >= 0.99 * best.inertia_ / (SAMPLES * DIM)
+        assert inside >= 0.95 * tries[0].inertia_ / (SAMPLES * DIM)
         singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), surrogate.slots - 1)
         bound = min(best_hard_partition(x, start, surrogate) for start in (best.labels_, singles))
     assert after.loss >= 0.95 * bound
@@ -158,7 +168,7 @@ def test_before_the_first_refresh_it_falls_back_to_equal_weights_and_says_so() -
 def test_with_fewer_than_two_samples_a_slot_it_falls_back_until_the_bank_is_filled() -> None:
     z, y = frozen("gaussian")
     torch.manual_seed(0)
-    surrogate = build("slots", dim=DIM, classes=CLASSES, sigma=0.1)  # remembers 64 of each class
+    surrogate = build("slots", dim=DIM, classes=CLASSES, sigma=0.1)  # remembers 32 of each class
     surrogate.refresh(z, y)
     few, labels = z[:18], y[:18]
     assert surrogate(few, labels).diagnostics["fallback"] == 1
@@ -168,12 +178,47 @@ def test_with_fewer_than_two_samples_a_slot_it_falls_back_until_the_bank_is_fill
     assert output.loss != output.loss_uniform
 
 
-def test_adversarial_gates_raise_the_loss_and_have_mean_one() -> None:
-    z, y = frozen("heavy")
-    surrogate = slots(z, y, CLASSES, gates="adversarial")
-    before, after = trained(surrogate, z, y, 1e-2, steps=100)
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("options", [{"gates": "adversarial"}, {"margin": "softplus"}], ids=str)
+def test_neither_adversarial_gates_nor_a_soft_margin_hide_spread(options: dict[str, Any], tails: str) -> None:
+    z, y = frozen(tails)[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    plain = trained(slots(z, y, 1), z, y, 1e-2, steps=150)[1].loss
+    before, after = trained(slots(z, y, 1, **options), z, y, 1e-2, steps=150)
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss >= 0.99 * plain
     assert after.diagnostics["gate_mean"].item() == pytest.approx(1, abs=1e-4)
-    assert after.loss >= before.loss
+
+
+def test_gates_that_are_free_to_close_are_replaced_by_equal_weights() -> None:
+    z, y = frozen("gaussian")[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    _, after = trained(slots(z, y, 1, gates="cooperative"), z, y, 1e-2)
+    assert after.diagnostics["collapsed"] == after.diagnostics["fallback"] == 1
+    assert torch.equal(after.loss, after.loss_uniform)
+
+
+def test_the_pull_is_that_on_the_spread_and_a_flat_sample_does_not_take_it_all() -> None:
+    """Through a LayerNorm in the attention, a sample of equal numbers would get nearly the whole gradient."""
+    z, y = frozen("gaussian")
+    z[0] = 0.0
+    surrogate = slots(z, y, CLASSES)
+    z.requires_grad_()
+    (pull,) = torch.autograd.grad(surrogate(z, y).loss, z)
+    assert pull[0].norm() < 3 * pull.norm(dim=1).median()
+
+
+def test_below_tau_it_is_off() -> None:
+    z, y = frozen("gaussian")
+    z = (0.01 * z).requires_grad_()
+    output = slots(z.detach(), y, CLASSES)(z, y)
+    assert output.loss == output.loss_uniform == 0
+    assert not torch.autograd.grad(output.loss, z)[0].any()
+
+
+def test_as_written_without_gates_is_not_switched_off() -> None:
+    z, y = frozen("gaussian")
+    output = slots(z, y, CLASSES, preset="as_written", gates="off", shutoff=0)(z, y)
+    assert output.loss > 0
+    assert output.diagnostics["fallback"] == 0
 
 
 def test_features_wider_than_the_slots_are_projected_for_the_attention_only() -> None:
@@ -192,7 +237,7 @@ def test_slot_attention_is_the_papers_round_by_round() -> None:
     own = slots_[0]
     k, v = x[0] @ module.to_k.weight.T, x[0] @ module.to_v.weight.T
     for _ in range(2):
-        q = torch.nn.functional.layer_norm(own, (6,)) @ module.to_q.weight.T
+        q = module.norm_slots(own) @ module.to_q.weight.T
         r = torch.softmax(k @ q.T / 6**0.5, 1)
         r = r / r.sum(0)
         new = module.gru(r.T @ v, own)
@@ -212,11 +257,22 @@ def test_cross_attention_is_torchs_own_behind_its_gate() -> None:
         peer.out_proj.weight.copy_(module.out.weight)
     seen = module.norm_slots(memory)
     expected = x + np.tanh(0.1) * peer(module.norm(x), seen, seen)[0]
-    torch.testing.assert_close(module(x, memory, torch.zeros(2, 3, dtype=torch.bool)), expected)
+    torch.testing.assert_close(module(x, memory, torch.zeros(2, 3, dtype=torch.bool))[0], expected)
 
 
 @pytest.mark.parametrize(
-    "options", [{"slots": 0}, {"rounds": 0}, {"slot_power": 0.0}, {"refresh": 0}, {"bank": -1}], ids=str
+    "options",
+    [
+        {"slots": 0},
+        {"rounds": 0},
+        {"slot_power": 0.0},
+        {"refresh": 0},
+        {"bank": -1},
+        {"slot_dim": 0},
+        {"mass_power": 2.0},
+        {"gates": "offf"},
+    ],
+    ids=str,
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
