@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from splitveil.distributed import everywhere, gather
 from splitveil.registry import UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments
@@ -85,28 +86,6 @@ def ramped(epoch: int, warmup: int, ramp: int) -> float:
     if epoch < warmup:
         return 0.0
     return min(1.0, (epoch - warmup + 1) / (ramp + 1))
-
-
-def in_group() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def gather(tensor: Tensor) -> Tensor:
-    """The tensors of all processes, one after the other along the batch; the tensor itself outside a process group."""
-    if not in_group():
-        return tensor
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor.contiguous())
-    return torch.cat(parts)
-
-
-def everywhere(flag: Tensor) -> Tensor:
-    """Whether the flag is set in all processes: they must skip the same steps, or their surrogates part ways."""
-    if not in_group():
-        return flag
-    votes = flag.int()
-    dist.all_reduce(votes, dist.ReduceOp.MIN)
-    return votes.bool()
 
 
 def norm(tensor: Tensor) -> Tensor:

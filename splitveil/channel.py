@@ -1,11 +1,12 @@
 """Channel: the defences between edge and cloud, in order. The same object in training, attack, evaluation and serving."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.registry import UserError
 from splitveil.split import SplitModel
 
 
@@ -17,8 +18,15 @@ class Channel(nn.Module):
         self.defences = nn.ModuleList(defences)
 
     def rebuild(self, model: SplitModel) -> SplitModel:
+        """The model as the defences want it; a stack that makes no sense is refused."""
+        makers = [type(defence).__name__.lower() for defence in self._stack() if defence.makes_z]
+        if len(makers) > 1:
+            raise UserError(f"{' and '.join(makers)} both decide what z is at this cut; keep one of them")
         for defence in self._stack():
+            defence.check(self._stack())
             model = defence.rebuild(model)
+        for defence in self._stack():
+            defence.attach(model)
         return model
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -36,9 +44,23 @@ class Channel(nn.Module):
         for defence in self._stack():
             defence.inner_step(batch)
 
-    def on_epoch(self, epoch: int, model: SplitModel) -> None:
+    def on_epoch(self, epoch: int, model: SplitModel) -> bool:
+        """Whether parameters of the model have been replaced."""
+        changed = [defence.on_epoch(epoch, model) for defence in self._stack()]  # all of them, also after a yes
+        return any(changed)
+
+    def reshape(self, model: SplitModel, state: Mapping[str, Tensor]) -> None:
+        for i, defence in enumerate(self._stack()):
+            prefix = f"defences.{i}."
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            defence.reshape(model, own)
+
+    def deploy(self) -> None:
         for defence in self._stack():
-            defence.on_epoch(epoch, model)
+            defence.deploy()
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for defence in self._stack() for optimizer in defence.optimizers()]
 
     def task_parameters(self) -> list[nn.Parameter]:
         return [parameter for defence in self._stack() for parameter in defence.task_parameters()]

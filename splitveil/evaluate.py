@@ -59,6 +59,7 @@ def load_parts(run: Run, splits: Splits, device: torch.device) -> Parts:
     parts = build_parts(run.config, splits.task, device)
     load_weights(parts, run.load_weights("last"))
     parts.model.eval()
+    parts.channel.deploy()
     return parts
 
 
@@ -203,6 +204,8 @@ def read_samples(folder: Path) -> dict[str, Tensor]:
 
 def acts(defence: Defence, batch: Batch, generator: torch.Generator) -> bool:
     """Whether a defence does anything: changes z, changes the architecture, or pulls on z."""
+    if defence.acted is not None:
+        return defence.acted
     if type(defence).rebuild is not Defence.rebuild:
         return True
     if not torch.equal(defence.send(batch.z, batch.x, generator), batch.z):

@@ -224,6 +224,8 @@ def state_of(parts: "Parts", optimizer: torch.optim.Optimizer, best: float) -> d
         "optimizer": optimizer.state_dict()["state"],
         "best": best,
     }
+    for i, own in enumerate(parts.channel.optimizers()):
+        tree[f"channel_optimizer{i}"] = own.state_dict()["state"]
     if parts.cem is not None:
         tree["cem"] = parts.cem.state_dict()
         if parts.cem.optimizer is not None:
@@ -243,19 +245,25 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, leaves: dict[str, Any]) 
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def restore(parts: "Parts", optimizer: torch.optim.Optimizer, run: "Run") -> tuple[int, float]:
-    """Continue after the last finished epoch, if there is one; returns the next epoch and the best accuracy so far."""
+def restore(parts: "Parts", run: "Run") -> tuple[int, float, dict[str, Any]]:
+    """Everything but the task's optimiser as after the last finished epoch, if there is one.
+
+    Returns the next epoch, the best accuracy so far, and the saved leaves. A defence may have changed the model's shapes, so the
+    optimiser can only be made after this.
+    """
     saved = run.load_state()
     if saved is None:
-        return 0, -1.0
+        return 0, -1.0, {}
     tensors, others, epoch = saved
+    leaves = tensors | others
     load_weights(parts, tensors)
-    restore_optimizer(optimizer, below(tensors, "optimizer") | below(others, "optimizer"))
+    for i, own in enumerate(parts.channel.optimizers()):
+        restore_optimizer(own, below(leaves, f"channel_optimizer{i}"))
     if parts.cem is not None:
         parts.cem.load_state_dict(below(tensors, "cem"))
         if parts.cem.optimizer is not None:
-            restore_optimizer(parts.cem.optimizer, below(tensors, "cem_optimizer") | below(others, "cem_optimizer"))
-    return epoch + 1, others["best"]
+            restore_optimizer(parts.cem.optimizer, below(leaves, "cem_optimizer"))
+    return epoch + 1, others["best"], leaves
 
 
 def weights_of(parts: "Parts") -> dict[str, Tensor]:
@@ -265,6 +273,7 @@ def weights_of(parts: "Parts") -> dict[str, Tensor]:
 
 
 def load_weights(parts: "Parts", tensors: dict[str, Tensor]) -> None:
+    parts.channel.reshape(parts.model, below(tensors, "channel"))
     try:
         parts.model.load_state_dict(below(tensors, "model"))
         parts.channel.load_state_dict(below(tensors, "channel"))
@@ -290,6 +299,19 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
+def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The pipeline, and the task's optimiser over its parameters as they are now."""
+    pipeline: nn.Module = Pipeline(parts.model, parts.channel)
+    parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
+    if world > 1:
+        own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            pipeline, own
+        )  # a defence trains these itself
+        pipeline = DistributedDataParallel(pipeline)
+    return pipeline, torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay)
+
+
 def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, rank: int = 0, world: int = 1) -> None:
     """Train until the config's last epoch, from wherever the run folder stands."""
     from splitveil.progress import steps_bar
@@ -298,16 +320,9 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
     check(config, len(splits.task), world)
     task, validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
     model, channel, cem = parts
-    pipeline: nn.Module = Pipeline(model, channel)
-    parameters = [p for p in (*model.parameters(), *channel.task_parameters()) if p.requires_grad]
-    if world > 1:
-        own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            pipeline, own
-        )  # a defence trains these itself
-        pipeline = DistributedDataParallel(pipeline)
-    optimizer = torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay)
-    first, best = restore(parts, optimizer, run)
+    first, best, leaves = restore(parts, run)
+    pipeline, optimizer = assemble(parts, config, world)
+    restore_optimizer(optimizer, below(leaves, "optimizer"))
     if rank == 0:
         run.drop_metrics_from(first)
     board = tensorboard(run, first) if config.tensorboard and rank == 0 else None
@@ -319,12 +334,13 @@ def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, ra
             began = time.perf_counter()
             lr = learning_rate(config, epoch)
             noise = stream(device, seed, "noise", epoch, rank)
+            if channel.on_epoch(epoch, model):
+                pipeline, optimizer = assemble(parts, config, world)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             if cem is not None:
                 cem.schedule(epoch, lr)
                 refresh(parts, task, seed, epoch)
-            channel.on_epoch(epoch, model)
             torch.manual_seed(seed_of(seed, "layers", epoch, rank))  # dropout layers and the like
             pipeline.train()
             means = Means()

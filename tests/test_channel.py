@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.registry import UserError
 from splitveil.split import SplitModel
 
 
@@ -91,8 +92,25 @@ def test_every_defence_hears_of_steps_and_epochs_and_gives_its_hints() -> None:
     assert [hint.side_information["factor"] for hint in channel.hints] == [2, 3]
 
 
-def test_architectures_are_rebuilt_one_after_the_other() -> None:
-    stack = [defences.build("bottleneck", channels=6), defences.build("bottleneck", channels=3)]
-    rebuilt = Channel(stack).rebuild(model())
-    assert rebuilt.z_shape == (3, 4, 4)
+class Widened(Defence):
+    """Another layer behind the edge, and what it was told about the model in the end."""
+
+    def rebuild(self, model: SplitModel) -> SplitModel:
+        edge = nn.Sequential(model.edge, nn.Conv2d(model.z_shape[0], model.z_shape[0], 1))
+        return SplitModel(edge, model.cloud, model.z_shape, model.x_shape)
+
+    def attach(self, model: SplitModel) -> None:
+        self.told = model.z_shape
+
+
+def test_architectures_are_rebuilt_one_after_the_other_and_all_are_told_the_outcome() -> None:
+    first = Widened()
+    rebuilt = Channel([first, defences.build("bottleneck", channels=3)]).rebuild(model())
+    assert rebuilt.z_shape == first.told == (3, 4, 4)
     assert rebuilt(torch.rand(5, 2, 4, 4)).shape == (5, 32)
+
+
+def test_two_defences_that_decide_what_z_is_are_refused() -> None:
+    stack = [defences.build("bottleneck", channels=6), defences.build("bottleneck", channels=3)]
+    with pytest.raises(UserError, match="bottleneck and bottleneck both decide what z is"):
+        Channel(stack).rebuild(model())

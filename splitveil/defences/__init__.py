@@ -4,7 +4,7 @@ One file a method, registered in DEFENCES, stackable in the order of the config.
 state in its state_dict. `splitveil.channel` puts a stack of them between edge and cloud.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,10 +41,18 @@ class Defence(nn.Module):
 
     noise_std: float | None = None
     """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
+    makes_z: bool = False
+    """Its `rebuild` decides what z is; a stack can have one such defence."""
+
+    def check(self, stack: Sequence["Defence"]) -> None:
+        """Refuse a stack, this defence in it, that makes no sense; with the remedy."""
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         """Change the architecture, before optimisers exist."""
         return model
+
+    def attach(self, model: SplitModel) -> None:
+        """The model is what it will be, z's shape is known: build what depends on it, such as a proxy decoder."""
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """What leaves the device: the same in train() and eval(). Never writes into z."""
@@ -57,11 +65,27 @@ class Defence(nn.Module):
     def inner_step(self, batch: Batch) -> None:
         """Work of the defence's own after each step, such as training a proxy decoder."""
 
-    def on_epoch(self, epoch: int, model: SplitModel) -> None:
-        """Called before each epoch."""
+    def on_epoch(self, epoch: int, model: SplitModel) -> bool:
+        """Called before each epoch; true if it has replaced parameters of the model, so that optimisers must be made anew."""
+        return False
+
+    def reshape(self, model: SplitModel, state: Mapping[str, Tensor]) -> None:
+        """Before a checkpoint is loaded: bring the model to the shapes it had when this defence's `state` was saved."""
+
+    def deploy(self) -> None:
+        """Training is over: from here on it sends what it would send in service."""
 
     def task_parameters(self) -> list[nn.Parameter]:
         """Its parameters that the task loss trains; not those that it trains itself in `inner_step`, as a proxy decoder's."""
+        return []
+
+    @property
+    def acted(self) -> bool | None:
+        """Whether it has done anything in training, where it knows; None to be judged by what it does now."""
+        return None
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those of its own; their state is part of a checkpoint."""
         return []
 
     @property

@@ -30,6 +30,8 @@ class Config:
 class Bottleneck(Defence):
     """Sends few channels: a convolution down before the cut and one up after it."""
 
+    makes_z = True
+
     def __init__(self, channels: int, kernel: int, sigmoid: bool) -> None:
         super().__init__()
         if channels < 1:

@@ -1,6 +1,7 @@
 """What every registered defence must do. A new one is tested here without a line added; OPTIONS can name settings."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +9,22 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from splitveil import train
+from splitveil.arguments import parse
 from splitveil.channel import Channel
+from splitveil.commands import train_run
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluate import acts
+from splitveil.evaluate import acts, load_parts
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split import SplitModel, cut_stages
 
-OPTIONS: dict[str, dict[str, Any]] = {}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adversarial": {"warmup": 0, "likeness": "mse", "width": 8, "blocks": 1},
+    "pruning": {"at": 1, "ratio": 0.3},
+}
+"""Settings under which a defence acts from the first step, and is small."""
+COMPANIONS = {"adversarial_noise": "adversarial"}
+"""Defences that cannot stand alone, with whom they need."""
 every_defence = pytest.mark.parametrize("name", DEFENCES.names())
 B = 6
 
@@ -26,7 +36,8 @@ def make(name: str) -> tuple[Defence, SplitModel]:
     stages.add_module("body", nn.Sequential(nn.Conv2d(3, 10, 3, padding=1), nn.BatchNorm2d(10)))
     stages.add_module("tail", nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(10 * 64, 4)))
     defence = build(name, **OPTIONS.get(name, {}))
-    return defence, defence.rebuild(cut_stages(stages, "body", (3, 8, 8)))
+    stack = [build(other, **OPTIONS.get(other, {})) for other in filter(None, [COMPANIONS.get(name)])]
+    return defence, Channel([*stack, defence]).rebuild(cut_stages(stages, "body", (3, 8, 8)))
 
 
 def features(model: SplitModel) -> tuple[Tensor, Tensor]:
@@ -167,6 +178,53 @@ def test_it_can_be_described_and_misspelled_options_are_refused_with_the_right_s
     for field in dataclasses.fields(DEFENCES[name].config):
         with pytest.raises(UserError, match=f"did you mean '{field.name}'"):
             build(name, **{f"{field.name}s": 1})
+
+
+def stack_of(name: str) -> list[str]:
+    """Flags for a stack with this defence, on a bottleneck unless it makes z itself."""
+    names = [] if name == "none" or build(name, **OPTIONS.get(name, {})).makes_z else ["bottleneck"]
+    names += [COMPANIONS[name]] if name in COMPANIONS else []
+    flags = ["--defences", ",".join([*names, name])]
+    for i, own in enumerate([*names, name]):
+        for option, value in OPTIONS.get(own, {}).items():
+            flags += [f"--defences.{i}.{option.replace('_', '-')}", str(value)]
+    return flags
+
+
+@every_defence
+def test_it_trains_and_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
+    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = f"""
+        --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200 --model.width 4
+        --train.epochs 2 --train.batch 32 --attacks mean_image --device cpu --cem.surrogate uniform --cem.sigma 0.1
+    """.split()
+    config = parse([*flags, *stack_of(name)])
+    whole, splits, device = train_run(tmp_path / "whole", config)
+    steps, original = iter(range(100)), train.train_step
+
+    def stopping(*args: Any) -> None:
+        if next(steps) == 7:  # in the second of two epochs of five steps
+            raise KeyboardInterrupt
+        original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(tmp_path / "half", config)
+    half, _, _ = train_run(tmp_path / "half", config)
+    for file in ("weights/last.safetensors", "state/train.safetensors"):
+        assert (whole.folder / file).read_bytes() == (half.folder / file).read_bytes()
+    load_parts(whole, splits, device)  # what attack and evaluate open
+
+
+@every_defence
+def test_it_has_a_page_that_names_its_options(name: str) -> None:
+    if name == "none":
+        return
+    page = (Path(__file__).parents[2] / "docs" / "defences" / f"{name}.md").read_text(encoding="utf-8")
+    for field in dataclasses.fields(DEFENCES[name].config):
+        assert f"`{field.name}`" in page
 
 
 def test_an_unknown_defence_is_refused_with_a_suggestion() -> None:

@@ -1,0 +1,58 @@
+"""adversarial_noise: a step of the sign of the proxy decoder's gradient, against what it could rebuild.
+
+    z' = z - epsilon * sign( d/dz likeness(G(z), x) )
+
+G is the proxy decoder of the defence `adversarial`, which must stand in the same stack; likeness is SSIM. The device holds x, so
+it can take the gradient itself, at the price of a decoder on the device. In training the step is taken as a constant: z' has
+z's gradient.
+
+Known failure: a bounded shift that is the same for the same x. A decoder that is trained on z' learns to undo most of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitveil.defences import AttackHints, Defence
+from splitveil.defences.adversarial import Adversarial
+from splitveil.metrics.image import ssim
+from splitveil.registry import DEFENCES, UserError
+
+
+@dataclass(frozen=True)
+class Config:
+    epsilon: float = 0.1
+    """Size of the step in each entry of z."""
+
+
+@DEFENCES.register("adversarial_noise", Config)
+class AdversarialNoise(Defence):
+    """Shifts z against the gradient of a proxy decoder."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        if not 0 < epsilon < float("inf"):
+            raise UserError(f"adversarial_noise: epsilon is {epsilon}, must be above 0")
+        self.epsilon = epsilon
+        self.proxies: tuple[Adversarial, ...] = ()  # in a tuple: its state belongs to that defence
+
+    def check(self, stack: Sequence[Defence]) -> None:
+        self.proxies = tuple(defence for defence in stack if isinstance(defence, Adversarial))
+        if not self.proxies:
+            raise UserError("adversarial_noise needs a proxy decoder; add the defence 'adversarial' before it")
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        proxy = self.proxies[0]
+        trained = proxy.decoder.training
+        proxy.decoder.eval()  # the same step in training and in service
+        with torch.enable_grad():
+            own = z.detach().float().requires_grad_()
+            (gradient,) = torch.autograd.grad(ssim(proxy.rebuilt(own), x.float()).sum(), own)
+        proxy.decoder.train(trained)
+        return z - (self.epsilon * gradient.sign()).to(z.dtype)
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints(stand_in="identity", side_information={"epsilon": self.epsilon})

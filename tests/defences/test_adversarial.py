@@ -1,0 +1,98 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from splitveil.channel import Channel
+from splitveil.defences import Batch, build
+from splitveil.defences.adversarial import Adversarial, resemblance
+from splitveil.metrics.image import ssim
+from splitveil.registry import UserError
+from splitveil.split import SplitModel, cut_stages
+
+SMALL = {"blocks": 1, "width": 8, "warmup": 0}
+
+
+def adversarial(**options: object) -> tuple[Adversarial, SplitModel]:
+    torch.manual_seed(0)
+    stages = nn.Sequential()
+    stages.add_module("body", nn.Conv2d(1, 4, 3, padding=1))
+    stages.add_module("tail", nn.Sequential(nn.Flatten(), nn.Linear(4 * 64, 3)))
+    defence = build("adversarial", **(SMALL | options))
+    assert isinstance(defence, Adversarial)
+    return defence, Channel([defence]).rebuild(cut_stages(stages, "body", (1, 8, 8)))
+
+
+def batch(model: SplitModel, b: int = 8) -> Batch:
+    x = torch.rand(b, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    z = model.edge(x)
+    return Batch(x, z, z.clone(), torch.arange(b) % 3)
+
+
+def test_its_decoder_learns_to_rebuild_what_is_sent() -> None:
+    defence, model = adversarial(inner=2)
+    given = batch(model)
+    given = given._replace(z=given.z.detach(), sent=given.sent.detach())
+    first = F.mse_loss(defence.decoder(given.sent), given.x).item()
+    for _ in range(40):
+        defence.inner_step(given)
+    assert F.mse_loss(defence.decoder(given.sent), given.x) < 0.5 * first
+
+
+@pytest.mark.parametrize("likeness", ["ssim", "mse"])
+def test_its_penalty_reaches_the_edge_and_not_the_decoder(likeness: str) -> None:
+    defence, model = adversarial(likeness=likeness, target=-1.0)
+    penalty = defence.penalty(batch(model))
+    assert penalty is not None
+    penalty.backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.edge.parameters())
+    assert all(p.grad is None and p.requires_grad for p in defence.decoder.parameters())
+
+
+def test_descent_on_the_penalty_makes_the_guess_worse() -> None:
+    defence, model = adversarial(likeness="mse")
+    given = batch(model)
+    for _ in range(30):
+        defence.inner_step(given._replace(z=given.z.detach(), sent=given.sent.detach()))
+    before = F.mse_loss(defence.decoder(given.sent.detach()), given.x).item()
+    optimizer = torch.optim.SGD(model.edge.parameters(), 0.5)
+    for _ in range(20):
+        optimizer.zero_grad()
+        penalty = defence.penalty(batch(model))
+        assert penalty is not None
+        penalty.backward()
+        optimizer.step()
+    assert F.mse_loss(defence.decoder(batch(model).sent.detach()), given.x) > before
+
+
+def test_likeness_is_ssim_above_the_target_or_minus_the_error() -> None:
+    x = torch.rand(5, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    near = (x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
+    each = ssim(near, x)
+    middle = each.median().item()
+    expected = sum(max(0.0, value - middle) for value in each.tolist()) / 5
+    assert resemblance(near, x, "ssim", middle).item() == pytest.approx(expected, rel=1e-5)
+    assert resemblance(near, x, "mse", 0.5).item() == pytest.approx(-(near - x).square().mean().item())
+
+
+def test_the_decoder_warms_up_alone() -> None:
+    defence, model = adversarial(warmup=2)
+    said = []
+    for epoch in range(4):
+        defence.on_epoch(epoch, model)
+        said.append(defence.penalty(batch(model)) is not None)
+    assert said == [False, False, True, True]
+
+
+def test_it_remembers_that_it_acted_when_nothing_pulls_any_more() -> None:
+    defence, model = adversarial(target=-1.0)
+    assert defence.acted is None
+    defence.penalty(batch(model))
+    defence.target = 1.0
+    assert defence.acted
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0.0}, {"lr": -1.0}, {"inner": 0}, {"warmup": -1}, {"width": 0}], ids=str)
+def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        build("adversarial", **options)
