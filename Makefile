@@ -1,6 +1,7 @@
 # make demo   from a fresh clone to a report: creates .venv, installs, runs the main job on the bundled images
 # make test   installs what tests need and runs them all
 # make lint   ruff and pyright
+# make tables every defence with and without CEM on the bundled images: hours on two cores, resumable
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 # The pip of PYTHON installs into .venv, so that venv needs no ensurepip (Debian packs that separately).
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/splitveil demo
@@ -20,6 +21,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+tables: $(VENV)/.installed
+	$(BIN)/python benchmarks/tables.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "splitveil needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'

@@ -36,7 +36,7 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
     if overflow > OVERFLOW * batch:
         found["overflow"] = (
             f"{overflow:.1f} of the {batch} samples of a batch found no place among those of their class (bound: {OVERFLOW:.0%}) "
-            f"and were not measured; raise cem.{surrogate}.capacity"
+            f"and were not measured; raise --cem.surrogate.capacity"
         )
     return found
 

@@ -1,6 +1,9 @@
-"""`[RECIPE.toml] [flags]` to a Config: the recipe, then names, then a flag for every setting.
+"""`[RECIPE.toml …] [flags]` to a Config: the recipes, then names, then a flag for every setting.
 
     splitveil train recipe.toml --defences bottleneck,gaussian --defences.1.sigma 0.05 --train.augment.no-flip
+    splitveil train recipes/paper/cifar10.toml recipes/paper/ressfl.toml recipes/paper/cem.toml
+
+Of several recipes the later ones come on top, table by table; the run is then named after all of them.
 
 The order of the flags does not matter, except that the last of the same name wins. Names come before their options, because
 they decide which flags there are. tyro draws the help; what it would print for a mistake is a box, ours is one line.
@@ -8,9 +11,10 @@ they decide which flags there are. tyro draws the help; what it would print for 
 
 import dataclasses
 import types
+from pathlib import Path
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from splitveil.config import LISTS, Config, from_dict, read_toml, typed
+from splitveil.config import LISTS, Config, from_dict, merged, read_toml, typed
 from splitveil.registry import UserError, unknown
 
 HELP = {"-h", "--help"}
@@ -21,9 +25,14 @@ def parse(arguments: list[str], base: dict[str, Any] | None = None) -> Config:
     """A Config from a command line; `base` stands in for a recipe that is not named. `--help` prints the flags and exits."""
     arguments = list(arguments)
     table = dict(base or {})
-    if arguments and not arguments[0].startswith("-"):
-        table = read_toml(arguments.pop(0))
-        from_dict(table)  # a mistake in the recipe is its own, whatever the flags replace
+    recipes = []
+    while arguments and not arguments[0].startswith("-"):
+        recipes.append(arguments.pop(0))
+        layer = read_toml(recipes[-1])
+        from_dict(layer)  # a mistake in the recipe is its own, whatever the flags replace
+        table = layer if len(recipes) == 1 else merged(table, layer)
+    if len(recipes) > 1:
+        table["name"] = "-".join(Path(recipe).stem for recipe in recipes)
     rest: list[str] = []
     while arguments:
         argument = arguments.pop(0)

@@ -151,7 +151,7 @@ def list_command(arguments: list[str]) -> None:
     for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
         print(f"{registry.kind}s")
         for name in registry.names():
-            print(f"  {name:<16}{registry[name].summary}")
+            print(f"  {name:<19}{registry[name].summary}")
 
 
 def data_command(arguments: list[str]) -> None:

@@ -180,6 +180,14 @@ def _toml_value(value: Any) -> str:
     return repr(value)  # int and float; inf and nan read back too
 
 
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both tables in one; where they disagree `above` counts, lists as a whole."""
+    both = dict(below)
+    for key, value in above.items():
+        both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value
+    return both
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -74,5 +74,5 @@ def test_a_surrogate_that_falls_back_to_nothing_is_not_said_to_use_equal_weights
 def test_samples_without_a_place_are_told_with_the_option_to_raise() -> None:
     assert warnings_of(WELL | {"cem_overflow": 3.14}, "slots", 128)["overflow"] == (
         "3.1 of the 128 samples of a batch found no place among those of their class (bound: 1%) and were not measured; "
-        "raise cem.slots.capacity"
+        "raise --cem.surrogate.capacity"
     )

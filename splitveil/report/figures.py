@@ -196,7 +196,7 @@ INSIDE = {
         "Slot information", "what a sample's slot tells about it, in nats; should rise; at 0 all slots are alike", "count"
     ),
     "cem_clusters_used": Quantity("Clusters in use", "should stay up; a fall means that clusters die", "count"),
-    "cem_clusters_hit": Quantity("Clusters hit", "those that a batch reaches; should stay near those in use", "count"),
+    "cem_clusters_hit": Quantity("Clusters hit", "share of those in use that a batch reaches; larger with the batch", "share"),
     "cem_components_used": Quantity("Components in use", "should stay up; a fall means that components die", "count"),
     "cem_above_tau": Quantity(
         "Above τ", "share of pairs of a class and a dimension that CEM still pulls; should fall; at 0 its work is done", "share"

@@ -28,8 +28,8 @@ from splitveil.surrogates.threshold import HingeConfig
 
 LOOKED_AT = 512
 """Images of a class over which slots are formed in a refresh."""
-KEPT = ("attention_entropy", "effective_samples", "slots_alive", "slot_information", "collapsed", "overflow")
-"""What the attention says of itself."""
+KEPT = ("attention_entropy", "effective_samples", "slots_alive", "slot_information", "overflow")
+"""What the attention says of itself; that it has collapsed would not concern z."""
 
 
 @dataclass(frozen=True)

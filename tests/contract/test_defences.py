@@ -21,6 +21,7 @@ from splitveil.split import SplitModel, cut_stages
 OPTIONS: dict[str, dict[str, Any]] = {
     "adversarial": {"warmup": 0, "likeness": "mse", "width": 8, "blocks": 1},
     "pruning": {"at": 1, "ratio": 0.3},
+    "local_dp": {"bound": 100.0},  # clips nothing here: what it adds is then its noise
 }
 """Settings under which a defence acts from the first step, and is small."""
 COMPANIONS = {"adversarial_noise": "adversarial"}

@@ -1,0 +1,166 @@
+"""Every defence with and without CEM on the bundled images, and the paper's rows at two strengths and three seeds.
+
+    make tables                                                     # one run after the other; resumable
+    for i in 0 1 2 3 4 5 6 7; do python benchmarks/tables.py --part $i/8 & done; wait; python benchmarks/tables.py      # one GPU
+
+    every      each defence at its default strength (bottleneck below it unless it makes z itself), seed 0
+    paper      Bottleneck, DistCorr, Dropout, PATROL, ResSFL, Noise_Nopeek and Noise_ARL at two strengths, three seeds
+
+"+CEM" adds kmeans at its defaults, strength 0.08; sigma 0.3 sets its tau where there is no noise. The architecture, the training
+and the attack suite are the demo's: 20 epochs, so schedules of the paper's 240 are shortened in proportion. Cost is the time of a
+training step over an undefended one, measured in turns (surrogate_cost.py). results/tables_fashion.json is written after every
+row that is finished, with those that are.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from surrogate_cost import BASE, ROUNDS, in_turns, random_images, steps_of
+
+from splitveil.build import build_parts, pick_device
+from splitveil.commands import train_run
+from splitveil.config import Config, from_dict
+from splitveil.data.augment import AugmentConfig
+from splitveil.data.loader import DeviceImages
+from splitveil.defences import build
+from splitveil.demo import demo_table
+from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.headline import strongest
+from splitveil.registry import DEFENCES
+from splitveil.results import write_claim
+from splitveil.runs import read_json
+
+CEM = {"surrogate": "kmeans", "strength": 0.08, "lr_rescale": "off", "sigma": 0.3}
+BOTTLENECK = {"name": "bottleneck"}
+SHORT = {"adversarial": {"warmup": 3}, "pruning": {"at": 15}}
+"""Schedules of 240 epochs, brought to 20."""
+NEEDS = {"adversarial_noise": ["adversarial"]}
+SEEDS = (0, 1, 2)
+
+Stack = list[dict[str, Any]]
+
+
+def stage(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": name} | SHORT.get(name, {}) | options
+
+
+def every() -> dict[str, Stack]:
+    """One stack a defence."""
+    stacks: dict[str, Stack] = {}
+    for name in DEFENCES.names():
+        below = [] if name == "none" or build(name).makes_z else [BOTTLENECK]
+        stacks[name] = [*below, *(stage(other) for other in NEEDS.get(name, [])), stage(name)]
+    return stacks
+
+
+def paper() -> dict[str, Stack]:
+    """The rows of the paper, a weak and a strong one each."""
+    stacks: dict[str, Stack] = {}
+    for label, alpha, noise, p, channels in (("weak", 0.3, 0.1, 0.2, 8), ("strong", 1.0, 0.3, 0.5, 4)):
+        narrow = {"name": "bottleneck", "channels": channels if label == "weak" else 4}
+        peek, arl = stage("nopeek", alpha=alpha), stage("adversarial", alpha=alpha)
+        gaussian = stage("gaussian", sigma=noise)
+        stacks |= {
+            f"Bottleneck {label}": [narrow],
+            f"DistCorr {label}": [BOTTLENECK, peek],
+            f"Dropout {label}": [BOTTLENECK, stage("dropout", p=p)],
+            f"PATROL {label}": [BOTTLENECK, arl, stage("pruning", ratio=0.05 if label == "weak" else 0.2)],
+            f"ResSFL {label}": [BOTTLENECK, arl],
+            f"Noise_Nopeek {label}": [BOTTLENECK, gaussian, peek],
+            f"Noise_ARL {label}": [BOTTLENECK, gaussian, arl],
+        }
+    return stacks
+
+
+def jobs() -> list[tuple[str, str, dict[str, Any]]]:
+    """(part of the table, row, config table) of every run."""
+    base, _ = demo_table()
+    found = []
+    for part, stacks, seeds in (("every", every(), SEEDS[:1]), ("paper", paper(), SEEDS)):
+        for seed in seeds:
+            for row, stack in stacks.items():
+                for cem in ({}, CEM):
+                    name = f"{part}-{row.replace(' ', '-')}{'+cem' if cem else ''}-seed{seed}"
+                    table = base | {"name": name, "seed": seed, "defences": stack}
+                    found.append((part, row + (" + CEM" if cem else ""), table | ({"cem": cem} if cem else {})))
+    return found
+
+
+def step_cost(config: Config, device: torch.device) -> float:
+    """Time of a training step over that of an undefended one, in turns on random pixels."""
+    undefended = from_dict({"model": {"name": "small"}, "defences": [BOTTLENECK], "train": {"bf16": False}})
+    rounds, steps, _ = ROUNDS[device.type]
+    task = random_images(8 * config.train.batch, (1, 32, 32), 10)
+    batches = list(DeviceImages(task, device).shuffled(config.train.batch, 0, 0, AugmentConfig()))
+    works = {}
+    for name, own in {BASE: undefended, "defended": config}.items():
+        parts = build_parts(own, task, device)
+        parts.channel.on_epoch(own.train.epochs - 1, parts.model)  # past its warm-up
+        if parts.cem is not None and parts.cem.surrogate.refresh_every:
+            parts.cem.refresh(
+                torch.randn(2000, *parts.model.z_shape, device=device), torch.arange(2000, device=device) % 10
+            )
+        works[name] = steps_of(own, parts, batches, steps, device)
+    taken = in_turns(works, rounds, device, lambda *_: None)
+    ratios = sorted(a / b for a, b in zip(taken["defended"], taken[BASE]))
+    return ratios[len(ratios) // 2]
+
+
+def finish(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """The run's summary; a run that has it is not touched again."""
+    if not (folder / "summary.json").exists():
+        run, splits, device = train_run(folder, from_dict(table))
+        attack_run(run, splits, device)
+        evaluate_run(run, splits, device)
+    return read_json(folder / "summary.json")
+
+
+def line_of(part: str, row: str, summary: dict[str, Any], cost: float | None) -> dict[str, Any]:
+    found = strongest(summary)
+    assert found is not None
+    name, attack = found
+    return {
+        "part": part, "row": row, "seed": summary["seed"], "accuracy": summary["accuracy"], "attack": name,
+        "mse": attack["mse"], "ssim": attack["ssim"], "bits": summary["bits"], "step_cost": cost,
+        "flags": sorted({flag["flag"] for flag in summary["flags"]}),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/tables"))
+    parser.add_argument("--out", type=Path, default=Path("results/tables_fashion.json"))
+    parser.add_argument("--only", choices=["every", "paper"], help="one part of the table")
+    parser.add_argument("--part", help="i/n: train only every n-th run, the i-th first, and write nothing")
+    options = parser.parse_args()
+    wanted = [job for job in jobs() if options.only in (None, job[0])]
+    if options.part:
+        first, step = map(int, options.part.split("/"))
+        for _, _, table in wanted[first::step]:
+            finish(options.runs / table["name"], table)
+        return
+    lines, summaries, costs = [], [], {}
+    for part, row, table in wanted:
+        summaries.append(finish(options.runs / table["name"], table))
+        config = from_dict(table)
+        if (part, row) not in costs:
+            costs[part, row] = step_cost(config, pick_device(config.device))
+        lines.append(line_of(part, row, summaries[-1], costs[part, row]))
+        print(
+            "{part:6} {row:28} seed {seed}  accuracy {accuracy:.4f}  MSE {mse:.5f}  cost {step_cost:.2f}".format(
+                **lines[-1]
+            )
+        )
+        write_claim(
+            options.out,
+            "every defence with and without CEM on the bundled images",
+            "make tables",
+            summaries,
+            lines=lines,
+        )
+
+
+if __name__ == "__main__":
+    main()

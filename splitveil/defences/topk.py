@@ -1,0 +1,68 @@
+"""topk: only the entries of largest magnitude are sent, the rest are zero.
+
+    z'_j = z_j if j is among the k largest |z| of its sample, else 0          k = d - round(drop * d)
+
+    z, z'         [b, d] after flattening
+    drop          share of the entries that is zeroed
+
+Per sample: an image's features do not depend on what else is in the batch (the reference code takes one threshold over the
+batch, so that they do). Of entries of the same magnitude those that come first are dropped, on every device alike; NaN counts as
+largest and is sent. The gradient is that of the kept entries. Suggested: drop 0.5.
+
+Known failure: it is deterministic, the large entries carry most of the image, and which entries survived is information
+too. After a ReLU half of z may be zero anyway: then it changes little or nothing, and `evaluate` raises a flag if nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitveil.defences import AttackHints, Defence
+from splitveil.registry import DEFENCES, UserError
+from splitveil.split import SplitModel
+
+
+@dataclass(frozen=True)
+class Config:
+    drop: float = 0.5
+    """Share of the entries of each sample that is zeroed, above 0 and below 1."""
+
+
+def keep_largest(z: Tensor, dropped: int) -> Tensor:
+    """z with its `dropped` smallest entries by magnitude set to zero, in each sample."""
+    size = z.detach().abs().flatten(1)  # [b, d]
+    order = size.argsort(dim=1, stable=True)  # stable, so that ties fall the same way everywhere
+    lost = torch.zeros(size.shape, dtype=torch.bool, device=z.device).scatter_(1, order[:, :dropped], True)
+    return torch.where(lost.view(z.shape), 0.0, z)
+
+
+@DEFENCES.register("topk", Config)
+class TopK(Defence):
+    """Sends the largest entries of each sample and zeroes the rest."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        if not 0 < drop < 1:
+            raise UserError(f"topk: drop is {drop}, must be above 0 and below 1; to send all leave the defence out")
+        self.drop = drop
+
+    def attach(self, model: SplitModel) -> None:
+        entries = model.z_shape.numel()
+        if not 0 < self._dropped(entries) < entries:
+            raise UserError(
+                f"topk: drop is {self.drop}, which is {self._dropped(entries)} of the {entries} entries of z; "
+                f"must be from {1 / entries:.2g} to {1 - 1 / entries:.2g}"
+            )
+
+    def _dropped(self, entries: int) -> int:
+        return round(self.drop * entries)
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return keep_largest(z, self._dropped(z[:1].numel()))
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints(
+            side_information={"drop": self.drop, "support": "the entries of what was sent that are not 0"}
+        )

@@ -1,0 +1,194 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+from torch import nn
+
+from splitveil import defences
+from splitveil.channel import Channel
+from splitveil.defences.local_dp import LocalDP, clip_norm, gaussian_delta, gaussian_epsilon, gaussian_mu
+from splitveil.registry import UserError
+from splitveil.split import SplitModel
+
+X = torch.empty(0)
+
+
+def built(**options: Any) -> LocalDP:
+    defence = defences.build("local_dp", **options)
+    assert isinstance(defence, LocalDP)
+    return defence
+
+
+def attached(shape: tuple[int, ...], **options: Any) -> LocalDP:
+    defence = built(**options)
+    defence.attach(SplitModel(nn.Identity(), nn.Identity(), shape, shape))
+    return defence
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def delta_by_integration(epsilon: float, distance: float, sigma: float) -> float:
+    """The smallest delta, from its definition: the integral of max(0, p - e^epsilon q) over the two densities."""
+    # p > e^epsilon q left of here, by solving log p - log q = epsilon
+    edge = distance / 2 - epsilon * sigma**2 / distance
+
+    def excess(t: float) -> float:
+        return stats.norm.pdf(t, 0, sigma) - np.exp(epsilon) * stats.norm.pdf(t, distance, sigma)
+
+    return integrate.quad(excess, edge - 40 * sigma, edge, limit=500)[0]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1, 1e-5), (10, 1e-5), (20, 1e-6)])
+def test_the_gaussian_noise_just_meets_the_definition_of_privacy(epsilon: float, delta: float) -> None:
+    sigma = built(epsilon=epsilon, delta=delta).noise_std
+    assert sigma is not None
+    assert delta_by_integration(epsilon, 2.0, sigma) == pytest.approx(delta, rel=1e-4)
+    assert delta_by_integration(epsilon, 2.0, 0.98 * sigma) > delta  # no more noise than needed
+    assert delta_by_integration(epsilon, 1.0, sigma) < delta  # inputs that are nearer are safer
+
+
+def test_the_analytic_mechanism_needs_less_noise_than_the_classical_formula() -> None:
+    """Dwork and Roth (2014), Theorem A.1, for epsilon below 1."""
+    classical = 2.0 * np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.9
+    assert built(epsilon=0.9).noise_std < classical  # type: ignore[operator]
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 50), st.floats(1e-9, 0.5))
+def test_epsilon_and_mu_are_inverse_to_each_other(epsilon: float, delta: float) -> None:
+    mu = gaussian_mu(epsilon, delta)
+    assert gaussian_delta(epsilon, mu) <= delta
+    assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_noise_that_hides_everything_has_epsilon_zero() -> None:
+    assert gaussian_epsilon(1e-6, 1e-3) == 0.0
+
+
+def test_the_guarantee_of_n_gaussian_releases_is_that_of_their_mean() -> None:
+    defence = built(epsilon=4.0)
+    assert defence.noise_std is not None
+    for row in defence.report((1, 4, 16))["guarantees"]:
+        mean_std = defence.noise_std / row["releases"] ** 0.5
+        assert delta_by_integration(row["epsilon"], 2.0, mean_std) == pytest.approx(1e-5, rel=1e-3)
+    assert defence.report((1,))["guarantees"][0]["epsilon"] == pytest.approx(4.0)
+
+
+def test_exact_gaussian_composition_beats_adding_up_epsilons() -> None:
+    row = built(epsilon=1.0).report((16,))["guarantees"][0]
+    assert 1.0 < row["epsilon"] < 16.0
+
+
+@pytest.mark.parametrize("clip", ["norm", "box"])
+def test_the_laplace_densities_of_two_inputs_differ_by_at_most_e_to_the_epsilon(clip: str) -> None:
+    defence = attached((6,), mechanism="laplace", epsilon=1.5, clip=clip, bound=2.0)
+    scale = defence.report()["scale"]
+    torch.manual_seed(0)
+    z = 5 * torch.randn(200, 6)
+    z[0], z[1] = -10, 10  # the farthest corners of the box
+    z[2], z[3] = torch.eye(6)[0] * 9, -torch.eye(6)[0] * 9  # the farthest points of the ball
+    quiet = attached((6,), mechanism="laplace", epsilon=1e9, clip=clip, bound=2.0)
+    inside = quiet.send(z, X, seeded()).double().numpy()
+    points = 4 * np.random.default_rng(0).standard_normal((50, 1, 6))
+    logs = stats.laplace.logpdf(points, inside, scale).sum(-1)  # [points, inputs]
+    ratio = (logs[:, :, None] - logs[:, None, :]).max()
+    assert 1.0 < ratio <= 1.5 * (1 + 1e-4)
+    at_inputs = stats.laplace.logpdf(inside[:, None], inside, scale).sum(-1)
+    assert (at_inputs.diagonal()[:, None] - at_inputs).max() == pytest.approx(1.5, rel=1e-4)  # the bound is reached
+
+
+def test_laplace_noise_is_laplace() -> None:
+    defence = built(mechanism="laplace", epsilon=4.0)
+    noise = defence.send(torch.zeros(20, 5000), X, seeded()).flatten()
+    assert stats.kstest(noise.numpy(), stats.laplace(scale=0.5).cdf).pvalue > 0.01
+    assert defence.noise_std is None
+    assert "sigma" not in defence.attack_hints.side_information
+    assert defence.report((1, 8))["guarantees"][1] == {"releases": 8, "epsilon": 32.0, "delta": 0.0}
+
+
+@pytest.mark.parametrize(("clip", "expected"), [("norm", 2 * 3.0), ("box", 3.0 * 48**0.5)])
+def test_the_sensitivity_is_the_largest_distance_of_two_clipped_features(clip: str, expected: float) -> None:
+    defence = attached((3, 4, 4), clip=clip, bound=3.0)
+    report = defence.report()
+    assert report["sensitivity"] == pytest.approx(expected)
+    assert report["sigma"] == defence.noise_std
+    quiet = attached((3, 4, 4), clip=clip, bound=3.0, epsilon=1e9)
+    far = quiet.send(torch.stack([torch.full((3, 4, 4), 1e6), torch.full((3, 4, 4), -1e6)]), X, seeded())
+    assert (far[0] - far[1]).norm().item() == pytest.approx(expected, rel=1e-2)
+
+
+def test_what_is_sent_has_the_noise_of_the_boxs_size_with_and_without_attach() -> None:
+    z = torch.full((50, 4, 20, 20), 0.5)
+    told, untold = attached((4, 20, 20), clip="box"), built(clip="box")
+    sent = told.send(z, X, seeded())
+    assert told.noise_std is not None
+    assert (sent - z).std().item() == pytest.approx(told.noise_std, rel=0.02)
+    assert torch.equal(sent, untold.send(z, X, seeded()))
+    assert untold.noise_std is None  # not known before z is
+
+
+def test_features_within_the_ball_are_left_alone_and_those_outside_end_on_it() -> None:
+    z = torch.tensor([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    inside, outside = clip_norm(z, 1.0, 2)
+    assert torch.allclose(inside, torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0]]))
+    assert outside.flatten().tolist() == [False, True, False]
+    inside.sum().backward()
+    assert torch.isfinite(z.grad).all()  # type: ignore[arg-type]
+    assert torch.equal(z.grad[2], torch.ones(2))  # type: ignore[index]
+
+
+def test_the_clipping_rate_is_counted_and_starts_anew_with_each_epoch() -> None:
+    defence = built()
+    assert defence.report()["clipping_rate"] is None
+    z = torch.zeros(4, 10)
+    z[0] = 1.0  # of norm sqrt(10)
+    defence.send(z, X, seeded())
+    assert defence.report()["clipping_rate"] == 0.25
+    box = built(clip="box")
+    box.send(torch.tensor([[-1.0, 0.0, 0.5, 1.0, 7.0]]), X, seeded())
+    assert box.report()["clipping_rate"] == 0.4
+    model = SplitModel(nn.Identity(), nn.Identity(), (10,), (10,))
+    assert defence.on_epoch(1, model) is False
+    assert defence.report()["clipping_rate"] is None
+
+
+@pytest.mark.parametrize("options", [{}, {"mechanism": "laplace"}, {"clip": "box"}])
+def test_broken_features_are_not_told_from_others_but_counted_and_end_the_training(options: dict[str, Any]) -> None:
+    defence = built(**options)
+    z = torch.tensor([[float("nan"), 1.0], [float("inf"), -float("inf")], [1e30, 1e30]])
+    assert torch.isfinite(defence.send(z, X, seeded())).all()
+    assert defence.report()["not_finite_rate"] == 0.5
+    with pytest.raises(UserError, match=r"3 of 6 entries of z were not finite .* lower train.lr"):
+        defence.on_epoch(1, SplitModel(nn.Identity(), nn.Identity(), (2,), (2,)))
+
+
+def test_the_channel_takes_its_sigma_once_z_is_known() -> None:
+    channel = Channel([built(clip="box", epsilon=5.0)])
+    channel.rebuild(SplitModel(nn.Identity(), nn.Identity(), (2, 5, 5), (2, 5, 5)))
+    assert channel.noise_std == pytest.approx(50**0.5 / gaussian_mu(5.0, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon is 0.0, must be above 0"),
+        ({"bound": float("nan")}, "bound is nan, must be above 0"),
+        ({"delta": 0.0}, "delta is 0.0, must be above 0 and below 1"),
+        ({"mechanism": "cauchy"}, "mechanism is 'cauchy', must be one of 'gaussian', 'laplace'"),
+        ({"clip": "ball"}, "clip is 'ball', must be one of 'norm', 'box'"),
+    ],
+)
+def test_settings_without_a_guarantee_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        built(**options)
+
+
+def test_a_guarantee_for_no_release_is_refused() -> None:
+    with pytest.raises(UserError, match="for 0 releases was asked for, must be at least 1"):
+        built().report((0,))

@@ -1,0 +1,81 @@
+"""The pages on surrogates name every option, and their tables and commands are those of the files and the program."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from splitveil.__main__ import COMMANDS
+from splitveil.arguments import parse
+from splitveil.registry import SURROGATES
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "surrogates"
+OVERVIEW = PAGES / "README.md"
+
+
+def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # they import each other
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SURROGATES.names())
+def test_every_surrogate_has_a_page_with_a_row_for_every_option_and_no_other(name: str) -> None:
+    table = (PAGES / f"{name}.md").read_text().split("## Options")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(rows) == sorted(field.name for field in dataclasses.fields(SURROGATES[name].config))
+    assert f"({name}.md)" in OVERVIEW.read_text()
+
+
+@pytest.mark.parametrize("name", SURROGATES.names())
+def test_a_plain_default_stands_in_the_row_of_its_option(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text()
+    for field in dataclasses.fields(SURROGATES[name].config):
+        if field.default is not None:
+            told = f"{field.default:g}" if isinstance(field.default, int | float) else field.default
+            assert f"| `{field.name}` | {told} |" in page
+
+
+def test_the_comparison_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = json.loads((ROOT / "results" / "surrogates_fashion.json").read_text())
+    assert benchmark("surrogates", monkeypatch).markdown(results["comparison"]) in OVERVIEW.read_text()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_costs_are_those_measured(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = json.loads((ROOT / "benchmarks" / "measured" / f"surrogate_cost_{device}.json").read_text())
+    benchmark("surrogate_cost", monkeypatch).show(measured["rows"], measured["images"])
+    assert capsys.readouterr().out.strip() in OVERVIEW.read_text()
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_what_a_page_links_to_is_there_and_what_it_tells_to_type_is_understood(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert (page.parent / target).exists(), target
+    lines = re.findall(r"^    splitveil (.*)$", text, re.MULTILINE)
+    assert lines
+    for line in lines:
+        command, *arguments = line.split()
+        assert command in COMMANDS
+        if command in ("run", "train"):
+            parse(arguments)
+
+
+def test_pictures_are_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in PAGES.glob("*.png")}
+    assert {f"{name}.png" for name in SURROGATES.names()} | {"comparison.png"} == set(sizes)
+    assert max(sizes.values()) < 60_000
