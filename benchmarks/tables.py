@@ -124,6 +124,7 @@ def line_of(part: str, row: str, summary: dict[str, Any], cost: float | None) ->
     return {
         "part": part, "row": row, "seed": summary["seed"], "accuracy": summary["accuracy"], "attack": name,
         "mse": attack["mse"], "ssim": attack["ssim"], "bits": summary["bits"], "step_cost": cost,
+        "device": summary["environment"]["device"],
         "flags": sorted({flag["flag"] for flag in summary["flags"]}),
     }  # fmt: skip
 
