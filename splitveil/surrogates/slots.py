@@ -33,9 +33,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.distributed import in_group
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
 from splitveil.surrogates.clustering import Clusters, kmeans
@@ -49,6 +49,7 @@ from splitveil.surrogates.groups import (
     weighted_moments,
 )  # fmt: skip
 from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention
+from splitveil.surrogates.slot_gates import CLOSED, LIMITS, Gates, class_gate, softplus_margin
 from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -61,10 +62,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0,
     },
 }  # fmt: skip
-KAPPA, TAU_SNR, BETA = 4.0, 1.0, 4.0
-GATE_LIMITS = (0.02, 0.98)
-CLOSED = 0.05
-"""A gate below this is closed; the alarm trips when all of a class's are, on average."""
 ALIVE = 0.01
 """Share of a class's samples from which on a slot counts as alive."""
 DRAWS = 64
@@ -113,6 +110,14 @@ class Config(HingeConfig):
     """Samples of a class that a batch may hold; default from the batch and the largest class."""
 
 
+class Verdict(NamedTuple):
+    """[g] each."""
+
+    alive: Tensor  # number of slots in use
+    collapsed: Tensor  # the alarm
+    fallback: Tensor  # the slots are not used
+
+
 class Spread(NamedTuple):
     variance: Tensor  # [g, d] within slots, unbiased
     entropy: Tensor  # [g] of the slots' masses, nats
@@ -128,22 +133,6 @@ def within_slots(moments: Weighted, r: Tensor) -> Spread:
     share = mass / total
     entropy = -torch.xlogy(share, share.clamp_min(1e-12)).sum(1)
     return Spread(pooled, entropy, (freedom / total).squeeze(1).detach())
-
-
-def softplus_margin(log_ratio: Tensor, shift: float) -> Tensor:
-    """(1 / beta') log(1 + exp(beta' (log v - log level - m)))."""
-    return F.softplus(BETA * (log_ratio - shift)) / BETA
-
-
-def snr_gate(mean: Tensor, variance: Tensor) -> Tensor:
-    """sigmoid(kappa (v / (mu^2 + eps) - tau_snr))."""
-    return torch.sigmoid(KAPPA * (variance / (mean.square() + 1e-6) - TAU_SNR))
-
-
-def class_opening(count: Tensor, classes: int) -> Tensor:
-    """sigmoid(a (M/B - b)), [g]."""
-    b = 0.5 / classes
-    return torch.sigmoid(4 / b * (count / count.sum().clamp_min(1) - b))
 
 
 def projection(dim: int, h: int) -> Tensor:
@@ -194,10 +183,7 @@ class Slots(Surrogate):
         self.attention = SlotAttention(h, rounds, tied=not self.learned)
         self.cross = GatedCrossAttention(h, gcd(h, heads))
         measured = h if chosen["measure"] == "y" else dim
-        if chosen["gates"] != "off":
-            width = min(64, measured)
-            layers = nn.Linear(measured, width), nn.ReLU(), nn.Linear(width, measured)
-            self.gate = nn.Sequential(nn.LayerNorm(measured), *layers)
+        self.gate = Gates(chosen["gates"], measured)
         if self.learned:
             self.norm = nn.LayerNorm(dim)
             self.slot_mean, self.slot_log_std = nn.Parameter(torch.randn(h) * h**-0.5), nn.Parameter(torch.zeros(h))
@@ -241,20 +227,10 @@ class Slots(Surrogate):
 
     def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
-        if self.chosen["margin"] == "softplus":
-            ratio = torch.log((variance + self.hinge.offset) / self.hinge.level)
-            penalty = softplus_margin(ratio, self.margin_shift)
-        else:
-            penalty = self.hinge(variance)
-        if self.chosen["gates"] == "off":
-            return penalty.mean(2), torch.ones_like(penalty)
-        if self.chosen["gates"] == "cooperative":
-            gate = torch.sigmoid(self.gate(torch.log(variance + 1e-8))) * snr_gate(mean, variance)
-            return (gate * penalty).mean(2), gate.detach()
-        gate = torch.sigmoid(self.gate(torch.log(variance.detach() + 1e-8)))
-        gate = gate / gate.mean(2, keepdim=True).clamp_min(1e-8)
-        climb = (gate * penalty.detach()).mean(2)  # worth 0 below, with the gate's gradient reversed
-        return (gate.detach() * penalty).mean(2) + (climb.detach() - climb), gate.detach()
+        if self.chosen["margin"] == "hinge":
+            return self.gate(self.hinge(variance), mean, variance)
+        ratio = torch.log((variance + self.hinge.offset) / self.hinge.level)
+        return self.gate(softplus_margin(ratio, self.margin_shift), mean, variance)
 
     def of_slots(self, moments: Weighted, spread: Spread) -> tuple[Tensor, Tensor]:
         """[g] penalty of each class, and the gates [g, s, d]."""
@@ -272,47 +248,50 @@ class Slots(Surrogate):
         variance = weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1)
         return self.hinge(variance).mean(1), variance
 
+    def judge(self, groups: Groups, mass: Tensor, freedom: Tensor, opening: Tensor, share: Tensor) -> Verdict:
+        """Whether each class's slots can be used; `share` is their penalty over that of equal weights."""
+        alive = (mass > ALIVE * groups.total.unsqueeze(1)).sum(1)
+        centres = (self.weight[groups.label] > 0).sum(1)
+        cooperative = self.chosen["gates"] == "cooperative"
+        one_has_all = (alive < 2) & ((centres > 1) | self.learned)
+        collapsed = (opening < CLOSED) | one_has_all | ((share < 0.1) & cooperative)
+        early = self.calls < self.chosen["shutoff"]
+        if self.as_written:
+            beyond = (opening < LIMITS[0]) | (opening > LIMITS[1])
+            return Verdict(alive, collapsed, early | (beyond & cooperative))
+        unknown = (centres == 0) & (not self.learned)
+        return Verdict(alive, collapsed, early | unknown | collapsed | (freedom < 0.5))
+
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
-        uniform, equal = self.equal_weights(groups)
+        uniform, variance = self.equal_weights(groups)
         r, after, seen = self.shares(groups)
         moments = weighted_moments(groups.x if self.chosen["measure"] == "z" else after, r)
         spread = within_slots(moments, r)
         found, gate = self.of_slots(moments, spread)
-
-        alive = (moments.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)
         opening = gate.mean((1, 2))
-        lost = (found.detach() < 0.1 * uniform.detach()) & (self.chosen["gates"] == "cooperative")
-        collapsed = (
-            (opening < CLOSED) | lost | ((alive < 2) & (((self.weight > 0).sum(1)[groups.label] > 1) | self.learned))
-        )
-        early = self.calls < self.chosen["shutoff"]
+        share = found.detach() / uniform.detach().clamp_min(1e-12)
+        alive, collapsed, fallback = self.judge(groups, moments.mass.detach(), spread.freedom, opening, share)
         if self.as_written:
-            beyond = (opening < GATE_LIMITS[0]) | (opening > GATE_LIMITS[1])
-            fallback = early | (beyond & (self.chosen["gates"] == "cooperative"))
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
-            unknown = (self.weight[groups.label] == 0).all(1) & (not self.learned)
-            fallback = early | unknown | collapsed | (spread.freedom < 0.5)
             penalty = torch.where(fallback, uniform, torch.minimum(found, uniform))
-        variance = (
-            torch.where(fallback.unsqueeze(1), equal, spread.variance) if self.chosen["measure"] == "z" else equal
-        )
+        if self.chosen["measure"] == "z":
+            variance = torch.where(fallback.unsqueeze(1), variance, spread.variance)
         self.hinge.note(variance, (groups.total > 1) & (groups.count > 0))
-
-        weight = (
-            class_opening(groups.count, self.classes) if self.chosen["class_gate"] else torch.ones_like(groups.count)
-        )
-        unsure = doubt(r, groups.mask)
+        weight = torch.ones_like(groups.count)
+        if self.chosen["class_gate"]:
+            weight = class_gate(groups.count, self.classes)
         reference = over_groups(uniform, groups)
         if self.bank is not None:  # what is remembered is not of this z and y
             alone = self.grouped(z, y, remembered=False)
             reference = over_groups(self.equal_weights(alone)[0], alone)
+        unsure, most = doubt(r, groups.mask), log(max(2, self.slots))
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
             "above_tau": over_groups(self.hinge.above(variance).to(z.dtype).mean(1), groups),
-            "attention_entropy": over_groups(unsure / log(max(2, self.slots)), groups),
-            "cross_entropy": over_groups(doubt(seen.mean(1), groups.mask) / log(max(2, self.slots)), groups),
+            "attention_entropy": over_groups(unsure / most, groups),
+            "cross_entropy": over_groups(doubt(seen.mean(1), groups.mask) / most, groups),
             "slots_alive": over_groups(alive.to(z.dtype), groups),
             "slot_information": over_groups(spread.entropy.detach() - unsure, groups),
             "gate_mean": over_groups(opening, groups),
@@ -340,6 +319,6 @@ class Slots(Surrogate):
         """A line of statistics, as the seed documents print it."""
         from splitveil.progress import console
 
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if not in_group() or dist.get_rank() == 0:
             numbers = {name: value.item() for name, value in self.statistics.items() if value.dim() == 0}
             console.print("slots: " + ", ".join(f"{name} {n:.3g}" for name, n in numbers.items()), soft_wrap=True)
