@@ -209,9 +209,7 @@ class CEM(nn.Module):
         pairs = (count - 1).clamp_min(0)
         unbiased = variance * (count / pairs.clamp_min(1)).unsqueeze(1)
         # Averaged over steps, because a class may have two samples in a batch, and the logarithm of so few says too little.
-        weight = torch.where(
-            finite, pairs / (pairs + torch.minimum(self.known, pairs.new_tensor(MEMORY))).clamp_min(1), 0
-        )
+        weight = torch.where(finite, pairs / (pairs + self.known.clamp_max(MEMORY)).clamp_min(1), 0)
         moved = self.spread + weight.unsqueeze(1) * (unbiased.nan_to_num() - self.spread)
         self.spread.copy_(torch.where(weight.unsqueeze(1) > 0, moved, self.spread))
         self.known += torch.where(finite, pairs, 0)

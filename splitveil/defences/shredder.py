@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.defences.local_dp import add_laplace
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split import SplitModel
 
@@ -42,8 +43,8 @@ class Config:
 
 
 def laplace(shape: tuple[int, ...], std: float) -> Tensor:
-    """Laplace noise with this standard deviation: the difference of two exponentials of mean std / sqrt 2."""
-    return (torch.empty(shape).exponential_() - torch.empty(shape).exponential_()) * (std / 2**0.5)
+    """Laplace noise with this standard deviation."""
+    return add_laplace(torch.zeros(shape), std / 2**0.5, None)
 
 
 def add_one_of(z: Tensor, library: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -30,7 +30,7 @@ from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments, over_classes
 from splitveil.surrogates.clustering import Clusters, Mixture, mixture
 from splitveil.surrogates.groups import by_class, weighted_moments
-from splitveil.surrogates.rate import diagonal_rate, log_diagonal
+from splitveil.surrogates.rate import diagonal_rate, log_diagonal, noise_of
 
 TRIES = 3
 """k-means++ starts at the first refresh, of which the best is kept; later ones go on from the means that are there."""
@@ -137,12 +137,6 @@ class GMM(Surrogate):
         refresh: int = 1, prior: float = 8.0, members: int = 8, bank: int = 0, capacity: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(dim, classes, bank, capacity)
-        if not sigma:
-            raise UserError(
-                "surrogate 'gmm' needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
-            )
-        if not 0 < sigma < float("inf"):
-            raise UserError(f"surrogate 'gmm': sigma is {sigma}, must be above 0")
         if covariance == "full" and dim > LARGEST_FULL:
             raise UserError(
                 f"surrogate 'gmm': covariance is 'full' with {dim} dimensions, {LARGEST_FULL} at most; "
@@ -153,7 +147,13 @@ class GMM(Surrogate):
                 raise UserError(f"surrogate 'gmm': {name} is {value}, must be at least 1")
         if not 0 <= prior < float("inf"):
             raise UserError(f"surrogate 'gmm': prior is {prior}, must be 0 samples or more")
-        self.sigma, self.components, self.form, self.prior, self.members = sigma, components, covariance, prior, members
+        self.sigma, self.components, self.form, self.prior, self.members = (
+            noise_of("gmm", sigma),
+            components,
+            covariance,
+            prior,
+            members,
+        )
         self.refresh_every = refresh
         self.register_buffer("weight", torch.zeros(classes, components))  # 0 where there is no component
         self.register_buffer("mean", torch.zeros(classes, components, dim))

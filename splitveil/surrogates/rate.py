@@ -35,6 +35,17 @@ class Config:
     """With a bank: samples of a class that a batch may hold; default from the batch and the largest class."""
 
 
+def noise_of(surrogate: str, sigma: float | None) -> float:
+    """sigma, which a surrogate that bounds the channel's bits cannot do without."""
+    if not sigma:
+        raise UserError(
+            f"surrogate {surrogate!r} needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
+        )
+    if not 0 < sigma < float("inf"):
+        raise UserError(f"surrogate {surrogate!r}: sigma is {sigma}, must be above 0")
+    return sigma
+
+
 def diagonal_rate(variance: Tensor, sigma: float) -> Tensor:
     """1/2 sum_d log(1 + v_cd / sigma^2), [c, d] -> [c] nats."""
     return 0.5 * torch.log1p(variance / sigma**2).sum(-1)
@@ -79,13 +90,7 @@ class Rate(Surrogate):
 
     def __init__(self, dim: int, classes: int, sigma: float | None, form: str, bank: int, capacity: int | None) -> None:
         super().__init__(dim, classes, bank, capacity)
-        if not sigma:
-            raise UserError(
-                "surrogate 'rate' needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
-            )
-        if not 0 < sigma < float("inf"):
-            raise UserError(f"surrogate 'rate': sigma is {sigma}, must be above 0")
-        self.sigma, self.form = sigma, form
+        self.sigma, self.form = noise_of("rate", sigma), form
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         if self.form == "diagonal" and self.bank is None:
