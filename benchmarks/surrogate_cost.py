@@ -35,8 +35,8 @@ from splitveil.progress import steps_bar
 from splitveil.registry import SURROGATES
 from splitveil.rng import stream
 from splitveil.runs import environment, write_json
+from splitveil.step import Means, Pipeline, train_step
 from splitveil.surrogates import Surrogate
-from splitveil.train import Means, Pipeline, train_step
 
 SHAPES = {"small": (1, 28, 28), "vgg11": (3, 32, 32)}
 SIGMA = 0.1

@@ -1,7 +1,7 @@
 """Every defence with and without CEM on the bundled images, and the paper's rows at two strengths and three seeds.
 
     make tables                                                     # one run after the other; resumable
-    for i in 0 1 2 3 4 5 6 7; do python benchmarks/tables.py --part $i/8 & done; wait; python benchmarks/tables.py      # one GPU
+    for i in 0 1 2 3; do python benchmarks/tables.py --part $i/4 --together 21 & done; wait; make tables       # one GPU
 
     every      each defence at its default strength (bottleneck below it unless it makes z itself), seed 0
     paper      Bottleneck, DistCorr, Dropout, PATROL, ResSFL, Noise_Nopeek and Noise_ARL at two strengths, three seeds
@@ -18,20 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from finish import finish
 from surrogate_cost import BASE, ROUNDS, in_turns, random_images, steps_of
 
 from splitveil.build import build_parts, pick_device
-from splitveil.commands import train_run
 from splitveil.config import Config, from_dict
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import build
 from splitveil.demo import demo_table
-from splitveil.evaluate import attack_run, evaluate_run
 from splitveil.headline import strongest
 from splitveil.registry import DEFENCES
 from splitveil.results import write_claim
-from splitveil.runs import read_json
 
 CEM = {"surrogate": "kmeans", "strength": 0.08, "lr_rescale": "off", "sigma": 0.3}
 BOTTLENECK = {"name": "bottleneck"}
@@ -110,15 +108,6 @@ def step_cost(config: Config, device: torch.device) -> float:
     return ratios[len(ratios) // 2]
 
 
-def finish(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """The run's summary; a run that has it is not touched again."""
-    if not (folder / "summary.json").exists():
-        run, splits, device = train_run(folder, from_dict(table))
-        attack_run(run, splits, device)
-        evaluate_run(run, splits, device)
-    return read_json(folder / "summary.json")
-
-
 def line_of(part: str, row: str, summary: dict[str, Any], cost: float | None) -> dict[str, Any]:
     found = strongest(summary)
     assert found is not None
@@ -136,18 +125,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/tables"))
     parser.add_argument("--out", type=Path, default=Path("results/tables_fashion.json"))
     parser.add_argument("--only", choices=["every", "paper"], help="one part of the table")
-    parser.add_argument("--part", help="i/n: train only every n-th run, the i-th first, and write nothing")
+    parser.add_argument("--part", help="i/n: finish only every n-th run, the i-th first, and write nothing")
+    parser.add_argument("--together", type=int, default=1, help="runs that are trained side by side")
     options = parser.parse_args()
     wanted = [job for job in jobs() if options.only in (None, job[0])]
     if options.part:
         first, step = map(int, options.part.split("/"))
-        for _, _, table in wanted[first::step]:
-            finish(options.runs / table["name"], table)
+        finish([from_dict(table) for _, _, table in wanted[first::step]], options.runs, options.together)
         return
     lines, summaries, costs = [], [], {}
     for part, row, table in wanted:
-        summaries.append(finish(options.runs / table["name"], table))
         config = from_dict(table)
+        summaries += finish([config], options.runs)
         if (part, row) not in costs:
             costs[part, row] = step_cost(config, pick_device(config.device))
         lines.append(line_of(part, row, summaries[-1], costs[part, row]))

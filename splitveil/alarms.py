@@ -6,9 +6,11 @@
 not log cannot trip, and neither can what is not a number. A collapse also raises a flag in `evaluate` (flags.py).
 """
 
+from math import isfinite
 from typing import Any
 
 from splitveil.cem import REACH
+from splitveil.registry import UserError
 
 COLLAPSED = 0.5
 """Share of the classes with collapsed attention above which the attention as a whole counts as collapsed."""
@@ -87,3 +89,26 @@ def fallback(line: dict[str, Any], surrogate: str) -> str:
         "would. While a surrogate starts that is normal; if cem_fallback in metrics.jsonl stays high, raise cem.warmup or "
         "train.batch, or take the surrogate 'uniform' itself"
     )
+
+
+def check_health(line: dict[str, Any]) -> None:
+    """No silent fall-back: a diverged or mostly skipped training stops with what to do."""
+    if not isfinite(line["loss"]):
+        raise UserError(
+            f"the loss is {line['loss']} in epoch {line['epoch']}; lower train.lr ({line['lr']:.3g}) or cem.strength"
+        )
+    if line["cem_skipped"] > max(1, 0.01 * line["cem_steps"]):
+        raise UserError(
+            f"CEM skipped {line['cem_skipped']} of {line['cem_steps']} steps because its gradient was not finite (bound: 1 %); "
+            "lower cem.strength or train.lr, or set cem.clip"
+        )
+
+
+def warn(found: dict[str, str], told: set[str]) -> None:
+    """Each kind once, not in every epoch."""
+    from splitveil.progress import console
+
+    for kind, message in found.items():
+        if kind not in told:
+            told.add(kind)
+            console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)

@@ -162,6 +162,8 @@ def show_help(config: Config) -> NoReturn:
         config=(tyro.conf.AvoidSubcommands,),
         prog="splitveil",
         description="Names choose what `splitveil list` shows: --data NAME, --model NAME, --defences A,B, --attacks A,B, "
-        "--cem.surrogate NAME; each then has flags of its own. --runs DIR is where run folders go.",
+        "--cem.surrogate NAME; each then has flags of its own. --runs DIR is where run folders go. "
+        "--each SETTING=A,B trains one run "
+        "for every value (several --each: for every combination), all of them side by side.",
     )
     raise AssertionError("tyro exits after its help")

@@ -60,7 +60,7 @@ def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.nd
         sigma = c.sigma
     dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
     surrogate = entry.make_from(published(c.surrogate, config), dim=dim, classes=classes, sigma=sigma)
-    surrogate.largest_share = np.bincount(labels).max() / len(labels)
+    surrogate.largest_share = float(np.bincount(labels).max() / len(labels))
     options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
     return CEM(surrogate, **options, sigma=channel.noise_std)
 

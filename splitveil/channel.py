@@ -1,6 +1,7 @@
 """Channel: the defences between edge and cloud, in order. The same object in training, attack, evaluation and serving."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,13 @@ from torch import Tensor, nn
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.registry import UserError
 from splitveil.split import SplitModel
+
+
+class Noisy(NamedTuple):
+    """Gaussian noise on the way: all that is sent of x comes from clean + N(0, sigma^2 I), so what bounds this bounds that."""
+
+    clean: Tensor  # [b, *z_shape]
+    sigma: float
 
 
 class Channel(nn.Module):
@@ -36,6 +44,30 @@ class Channel(nn.Module):
         # The cloud may start with an in-place layer; writing into z would corrupt the edge's gradient and CEM's statistics.
         return sent.clone() if sent is z else sent
 
+    def walk(self, z: Tensor, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, list[Noisy]]:
+        """What `send` gives, and the places where Gaussian noise came in.
+
+        For each of them I(x; z' | y) <= 1/2 log det(I + Cov(clean | y) / sigma^2): what changes z before the noise is part of
+        `clean`, and what changes it behind can only lose information, unless it looks at x; then the noise before it bounds
+        nothing. Noises that follow each other are one.
+        """
+        sent, places = z, list[Noisy]()
+        untouched = False  # since the last noise
+        for defence in self._stack():
+            if defence.reads_x:
+                places, untouched = [], False
+            if defence.noise_std is not None:
+                if untouched and type(defence).clean is Defence.clean:
+                    clean, sigma = places.pop()
+                    places.append(Noisy(clean, (sigma**2 + defence.noise_std**2) ** 0.5))
+                else:
+                    places.append(Noisy(defence.clean(sent, x), defence.noise_std))
+                untouched = True
+            elif type(defence).send is not Defence.send:
+                untouched = False
+            sent = defence.send(sent, x, generator)
+        return sent.clone() if sent is z else sent, places
+
     def penalties(self, batch: Batch) -> list[Tensor]:
         terms = [defence.penalty(batch) for defence in self._stack()]
         return [term for term in terms if term is not None]
@@ -58,6 +90,9 @@ class Channel(nn.Module):
     def deploy(self) -> None:
         for defence in self._stack():
             defence.deploy()
+
+    def reports(self) -> list[dict[str, Any]]:
+        return [defence.report() for defence in self._stack()]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [optimizer for defence in self._stack() for optimizer in defence.optimizers()]

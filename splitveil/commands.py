@@ -1,7 +1,9 @@
 """What each command does. A command takes its arguments as a list and returns nothing."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -15,7 +17,7 @@ from splitveil.evaluate import attack_run, build_attacks, evaluate_run
 from splitveil.headline import print_table
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.runs import Run, environment, locked, read_json, write_json
-from splitveil.train import check, process_group, train
+from splitveil.train import Training, check, process_group, train
 
 
 def take_flag(arguments: list[str], flag: str, default: str) -> str:
@@ -63,44 +65,87 @@ def runs_in(path: Path) -> list[Path]:
 
 def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
     """Train, or go on training, the run in `folder`."""
-    device = pick_device(config.device)
-    with process_group(device) as (rank, world):
-        splits = build_splits(config)
-        check(config.train, len(splits.task), world)
-        parts = build_parts(config, splits.task, device)  # first: a setting that is refused must not leave a run folder
-        with locked(folder) if rank == 0 else nullcontext():
+    return train_runs({folder: config})[0]
+
+
+def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.device]]:
+    """Train runs side by side: on a GPU that takes little longer than one of them."""
+    devices = {config.device for config in configs.values()}
+    if len(devices) > 1:
+        raise UserError(
+            f"runs that are trained together must be on one device, these are on {', '.join(sorted(devices))}"
+        )
+    device = pick_device(devices.pop())
+    with process_group(device) as (rank, world), ExitStack() as locks:
+        built = []
+        for config in configs.values():
+            splits = build_splits(config)
+            check(config.train, len(splits.task), world)
+            # Before the folder is made: a setting that is refused must not leave one behind.
+            built.append((splits, build_parts(config, splits.task, device)))
+        runs, trainings = [], []
+        for (folder, config), (splits, parts) in zip(configs.items(), built):
             if rank == 0:
+                locks.enter_context(locked(folder))
                 Run.create(folder, config).check_splits(splits.summary())
             if world > 1:
                 dist.barrier()  # one process makes the folder, the others find it
-            run = Run.open(folder)
-            if not run.finished():
+            runs.append(Run.open(folder))
+            if not runs[-1].finished():
                 if rank == 0:
                     write_json(folder / "environment.json", environment(device))
-                train(run, parts, splits, device, rank, world)
+                trainings.append(Training(runs[-1], parts, splits, device, rank, world))
+        if trainings:
+            train(trainings)
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
-    return run, splits, device
+    return [(run, splits, device) for run, (splits, _) in zip(runs, built)]
+
+
+def each_of(arguments: list[str]) -> list[Config]:
+    """The config of the command line; with `--each seed=0,1,2` one for every value, and for every combination of several."""
+    axes = []
+    while axis := take_flag(arguments, "--each", ""):
+        name, _, values = axis.partition("=")
+        if not name or not values:
+            raise UserError(
+                f"--each is {axis!r}, must be a setting and its values, such as seed=0,1,2 or cem.strength=4,8"
+            )
+        axes.append([(name, value) for value in values.split(",")])
+    configs = []
+    for chosen in product(*axes):
+        flags = [word for name, value in chosen for word in (f"--{name}", value)]
+        config = parse([*arguments, *flags])
+        label = "".join(f"-{name.rpartition('.')[2]}{value}" for name, value in chosen)
+        configs.append(replace(config, name=config.name + label))
+    names = [config.name for config in configs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"--each gives {min(twice)} twice; name every value once")
+    return configs
 
 
 def train_command(arguments: list[str]) -> None:
     root = Path(take_flag(arguments, "--runs", "runs"))
-    config = parse(arguments)
-    run, _, _ = train_run(root / config.name, config)
-    print(f"{run.folder}: {config.train.epochs} epochs, validation accuracy {run.last_metrics()['accuracy']:.4f}")
+    for run, _, _ in train_runs({root / config.name: config for config in each_of(arguments)}):
+        accuracy = run.last_metrics()["accuracy"]
+        print(f"{run.folder}: {run.config.train.epochs} epochs, validation accuracy {accuracy:.4f}")
 
 
 def run_command(arguments: list[str]) -> None:
     from splitveil.report import check_packages, write_report
 
     root = Path(take_flag(arguments, "--runs", "runs"))
-    config = parse(arguments)
-    build_attacks(config)  # what is wrong with them should be said before the training, not after
+    configs = each_of(arguments)
+    for config in configs:
+        build_attacks(config)  # what is wrong with them should be said before the training, not after
     check_packages()
-    run, splits, device = train_run(root / config.name, config)
-    attack_run(run, splits, device)
-    print_table([evaluate_run(run, splits, device)])
-    print(write_report([run.folder], run.folder / "report.html"))
+    summaries = []
+    for run, splits, device in train_runs({root / config.name: config for config in configs}):
+        attack_run(run, splits, device)
+        summaries.append(evaluate_run(run, splits, device))
+    print_table(summaries)
+    for config in configs:
+        print(write_report([root / config.name], root / config.name / "report.html"))
 
 
 def attack_command(arguments: list[str]) -> None:

@@ -20,6 +20,7 @@ from splitveil.attacks import Attack
 from splitveil.attacks.mean_image import mean_of
 from splitveil.build import Parts, build_parts
 from splitveil.channel import Channel
+from splitveil.checkpoint import load_weights
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
@@ -28,13 +29,12 @@ from splitveil.flags import raised
 from splitveil.measure import run_pass
 from splitveil.metrics import image as metrics
 from splitveil.metrics.cost import cost
-from splitveil.metrics.leakage import HISTOGRAM, rate_bits, variance_histogram
+from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
 from splitveil.split import SplitModel
 from splitveil.threat import Observation, ThreatModel, grant
-from splitveil.train import load_weights
 
 SAMPLES = 12
 """Images whose reconstructions are kept for the report, one of each class in turn."""
@@ -261,6 +261,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
     test = DeviceImages(splits.test, device)
     generator = stream(device, run.config.seed, "evaluation")
     outcome = run_pass(parts.model, parts.channel, test, generator)
+    reports = parts.channel.reports()  # before anything else is sent: they count
     sigma, correct = parts.channel.noise_std, int(outcome.correct.sum())
     weights, last = weights_digest(run), run.last_metrics()
     attacks = finished_attacks(run, weights)
@@ -277,9 +278,10 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "n_test": len(test),
         "ceiling_mse": ceiling,
         "sigma": sigma,
-        "bits": rate_bits(outcome.z, test.labels, test.classes, sigma),
+        "bits": outcome.bits(test.labels, test.classes),
         "attacks": {name: row | {"mse_over_ceiling": row["mse"] / ceiling} for name, row in attacks.items()},
         "defences": names,
+        "reports": reports,
         "surrogate": None if parts.cem is None else type(run.config.cem.surrogate).method,
         "strength": run.config.cem.strength if parts.cem is not None else 0.0,
         "tau": None if parts.cem is None else parts.cem.surrogate.tau,

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splitveil.channel import Channel
+from splitveil.channel import Channel, Noisy
 from splitveil.data.loader import DeviceImages
+from splitveil.metrics.leakage import rate_bits
 from splitveil.split import SplitModel
 from splitveil.tracing import in_mode
 
@@ -16,6 +17,12 @@ class Pass(NamedTuple):
     correct: Tensor  # [n] bool
     loss: Tensor  # []
     z: Tensor  # [n, d], what the edge made, before the channel
+    noisy: list[Noisy]  # clean [n, d] each: what the channel's Gaussian noises were added to
+
+    def bits(self, y: Tensor, classes: int) -> float | None:
+        """The smallest of the rate bounds that hold for what is sent; None if there is none."""
+        bounds = [rate_bits(clean, y, classes, sigma) for clean, sigma in self.noisy]
+        return min((bits for bits in bounds if bits is not None), default=None)
 
 
 @torch.no_grad()
@@ -23,12 +30,26 @@ def run_pass(
     model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500
 ) -> Pass:
     """Every image once through edge, channel and cloud, in eval mode."""
-    features, correct, losses = [], [], []
+    features, places, correct, losses = [], [], [], []
     with in_mode(model, False):
         for x, y in images.in_order(size):
             z = model.edge(x)
-            logits = model.cloud(channel.send(z, x, generator))
-            features.append(z.flatten(1))
+            sent, noisy = channel.walk(z, x, generator)
+            logits = model.cloud(sent)
+            flat = z.flatten(1)
+            features.append(flat)
+            places.append([Noisy(flat if clean is z else clean.flatten(1), sigma) for clean, sigma in noisy])
             correct.append(logits.argmax(1) == y)
             losses.append(F.cross_entropy(logits, y, reduction="sum"))
-    return Pass(torch.cat(correct), torch.stack(losses).sum() / len(images), torch.cat(features))
+    whole, together = torch.cat(features), []
+    for place in zip(*places):  # one of each batch
+        same = place[0].clean is features[0]  # the usual case, which then costs no memory
+        together.append(Noisy(whole if same else torch.cat([part.clean for part in place]), place[0].sigma))
+    return Pass(torch.cat(correct), torch.stack(losses).sum() / len(images), whole, together)
+
+
+@torch.no_grad()
+def features_of(model: SplitModel, images: DeviceImages, size: int = 2000) -> Tensor:
+    """What the edge makes of every image, in eval mode: [n, *z_shape]."""
+    with in_mode(model, False):
+        return torch.cat([model.edge(x) for x, _ in images.in_order(size)])

@@ -63,12 +63,14 @@ class Query:
     """Own images through edge and channel, with fresh noise at every call: [b, c, h, w] -> [b, r, *z_shape]."""
 
     def __init__(self, edge: nn.Module, channel: Channel, generator: torch.Generator, repeats: int) -> None:
-        self._edge, self._channel, self._generator, self._repeats = edge, channel, generator, repeats
+        self._edge, self._channel, self._repeats = edge, channel, repeats
+        self.generator = generator
+        """Where the noise of the answers comes from; a captured step has to know."""
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         z = self._edge(x)
-        return torch.stack([self._channel.send(z, x, self._generator) for _ in range(self._repeats)], 1)
+        return torch.stack([self._channel.send(z, x, self.generator) for _ in range(self._repeats)], 1)
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,31 @@ at any moment and started again with the same command, a run on the CPU ends wit
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import cos, isfinite, pi
+from functools import partial
+from math import ceil, cos, isfinite, pi
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from splitveil.alarms import warnings_of
+from splitveil.alarms import check_health, warn, warnings_of
+from splitveil.aside import Aside
+from splitveil.board import show, tensorboard
+from splitveil.capture import WARMUP, Captured, lr_on, set_lr, settings_of
 from splitveil.cem import CEM
-from splitveil.channel import Channel
+from splitveil.checkpoint import below, restore, restore_optimizer, state_of, weights_of
 from splitveil.data.augment import AugmentConfig
-from splitveil.data.loader import DeviceImages
-from splitveil.defences import Batch
-from splitveil.measure import run_pass
-from splitveil.metrics.leakage import HISTOGRAM, rate_bits, variance_histogram
+from splitveil.data.loader import DeviceImages, Feed
+from splitveil.measure import features_of, run_pass
+from splitveil.metrics.leakage import variance_histogram
 from splitveil.registry import UserError
 from splitveil.rng import seed_of, stream
-from splitveil.split import SplitModel
+from splitveil.step import Means, Pipeline, train_step
 
 if TYPE_CHECKING:
     from splitveil.build import Parts
@@ -61,6 +63,10 @@ class TrainConfig:
     augment: AugmentConfig = AugmentConfig()
     bf16: bool = True
     """Autocast to bfloat16 on CUDA; the CPU always computes in float32."""
+    capture: bool = True
+    """On CUDA, record the step once and replay it as a whole; false starts every kernel from Python, several times slower."""
+    compile: bool = False
+    """On CUDA, let torch.compile fuse kernels: a minute or two once, then faster steps. Pays in runs of many epochs."""
     checkpoint_every: int = 1
     """Epochs between checkpoints: what a kill can cost at most."""
     tensorboard: bool = False
@@ -97,71 +103,13 @@ def check(config: TrainConfig, images: int, world: int) -> None:
         raise UserError(f"train.batch is {config.batch}, must be a multiple of the {world} processes")
 
 
-class Pipeline(nn.Module):
-    """edge -> channel -> cloud in one forward, as DistributedDataParallel wants it."""
-
-    def __init__(self, model: SplitModel, channel: Channel) -> None:
-        super().__init__()
-        self.model, self.channel = model, channel
-
-    def forward(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        z = self.model.edge(x)
-        z = z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
-        sent = self.channel.send(z, x, generator)
-        return z, sent, self.model.cloud(sent)
-
-
-class Means:
-    """Averages over an epoch, summed on the device and read once at its end."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            value = value.detach().double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def read(self) -> dict[str, Any]:
-        return {name: (total / self.counts[name]).tolist() for name, total in self.sums.items()}
-
-
-def train_step(
-    pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
-    noise: torch.Generator, smoothing: float, bf16: bool, means: Means,
-) -> None:  # fmt: skip
-    """One step; nothing in it waits for the device."""
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        z, sent, logits = pipeline(x, noise)
-    logits = logits.float()
-    batch = Batch(x, z, sent, y)
-    task = F.cross_entropy(logits, y, label_smoothing=smoothing)
-    penalties = channel.penalties(batch)
-    loss = task + sum(penalties) if penalties else task
-    optimizer.zero_grad(set_to_none=True)
-    if cem is None:
-        loss.backward()
-    else:
-        cem.backward(loss, z, y)
-    optimizer.step()
-    channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
-    means.add({"loss": task, "train_accuracy": (logits.argmax(1) == y).float().mean()})
-    if penalties:
-        means.add({"penalty": (loss - task)})
-    if cem is not None and cem.active and cem.last is not None:
-        means.add({"cem_loss": cem.last.loss, "cem_loss_uniform": cem.last.loss_uniform})
-        means.add({f"cem_{name}": value for name, value in cem.last.diagnostics.items()})
-
-
 def validate(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> dict[str, Any]:
     """Accuracy with the channel on, the rate bound and the histogram of class variances, on the validation images."""
     outcome = run_pass(parts.model, parts.channel, images, stream(images.device, seed, "validation", epoch))
     return {
         "accuracy": outcome.correct.float().mean().item(),
         "val_loss": outcome.loss.item(),
-        "bits": rate_bits(outcome.z, images.labels, images.classes, parts.channel.noise_std),
+        "bits": outcome.bits(images.labels, images.classes),
         "variance_histogram": variance_histogram(outcome.z, images.labels, images.classes).tolist(),
     }
 
@@ -182,29 +130,14 @@ def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, A
     return line
 
 
-def check_health(line: dict[str, Any]) -> None:
-    """No silent fall-back: a diverged or mostly skipped training stops with what to do."""
-    if not isfinite(line["loss"]):
-        raise UserError(
-            f"the loss is {line['loss']} in epoch {line['epoch']}; lower train.lr ({line['lr']:.3g}) or cem.strength"
-        )
-    if line["cem_skipped"] > max(1, 0.01 * line["cem_steps"]):
-        raise UserError(
-            f"CEM skipped {line['cem_skipped']} of {line['cem_steps']} steps because its gradient was not finite (bound: 1 %); "
-            "lower cem.strength or train.lr, or set cem.clip"
-        )
-
-
-def warn(line: dict[str, Any], config: "Config", told: set[str]) -> None:
-    """Say what the surrogate's diagnostics complain about: each kind once, not in every epoch."""
-    from splitveil.progress import console
-
-    if config.cem.surrogate is None:
-        return
-    for kind, message in warnings_of(line, type(config.cem.surrogate).method, config.train.batch).items():
-        if kind not in told:
-            told.add(kind)
-            console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+def complaints(line: dict[str, Any], config: "Config", why_not: str | None) -> dict[str, str]:
+    """What the surrogate's diagnostics say is wrong, and why a step that should have been captured was not."""
+    found = {}
+    if config.cem.surrogate is not None:
+        found |= warnings_of(line, type(config.cem.surrogate).method, config.train.batch)
+    if why_not is not None and config.train.capture:
+        found["not-captured"] = f"the step is not captured as a CUDA graph, which makes it slower: {why_not}"
+    return found
 
 
 def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None:
@@ -213,75 +146,7 @@ def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None
     if cem is None or not cem.active or not (every := cem.surrogate.refresh_every) or (epoch - cem.warmup) % every:
         return
     torch.manual_seed(seed_of(seed, "refresh", epoch))  # the same in every process, and after a resume
-    outcome = run_pass(parts.model, parts.channel, images, stream(images.device, seed, "refresh", epoch))
-    cem.refresh(outcome.z.view(-1, *parts.model.z_shape), images.labels)
-
-
-def state_of(parts: "Parts", optimizer: torch.optim.Optimizer, best: float) -> dict[str, Any]:
-    tree: dict[str, Any] = {
-        "model": parts.model.state_dict(),
-        "channel": parts.channel.state_dict(),
-        "optimizer": optimizer.state_dict()["state"],
-        "best": best,
-    }
-    for i, own in enumerate(parts.channel.optimizers()):
-        tree[f"channel_optimizer{i}"] = own.state_dict()["state"]
-    if parts.cem is not None:
-        tree["cem"] = parts.cem.state_dict()
-        if parts.cem.optimizer is not None:
-            tree["cem_optimizer"] = parts.cem.optimizer.state_dict()["state"]
-    return tree
-
-
-def below(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, leaves: dict[str, Any]) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in leaves.items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def restore(parts: "Parts", run: "Run") -> tuple[int, float, dict[str, Any]]:
-    """Everything but the task's optimiser as after the last finished epoch, if there is one.
-
-    Returns the next epoch, the best accuracy so far, and the saved leaves. A defence may have changed the model's shapes, so the
-    optimiser can only be made after this.
-    """
-    saved = run.load_state()
-    if saved is None:
-        return 0, -1.0, {}
-    tensors, others, epoch = saved
-    leaves = tensors | others
-    load_weights(parts, tensors)
-    for i, own in enumerate(parts.channel.optimizers()):
-        restore_optimizer(own, below(leaves, f"channel_optimizer{i}"))
-    if parts.cem is not None:
-        parts.cem.load_state_dict(below(tensors, "cem"))
-        if parts.cem.optimizer is not None:
-            restore_optimizer(parts.cem.optimizer, below(leaves, "cem_optimizer"))
-    return epoch + 1, others["best"], leaves
-
-
-def weights_of(parts: "Parts") -> dict[str, Tensor]:
-    """What attack, evaluate and serve need: the split model and the channel's state."""
-    model = {f"model.{name}": tensor for name, tensor in parts.model.state_dict().items()}
-    return model | {f"channel.{name}": tensor for name, tensor in parts.channel.state_dict().items()}
-
-
-def load_weights(parts: "Parts", tensors: dict[str, Tensor]) -> None:
-    parts.channel.reshape(parts.model, below(tensors, "channel"))
-    try:
-        parts.model.load_state_dict(below(tensors, "model"))
-        parts.channel.load_state_dict(below(tensors, "channel"))
-    except RuntimeError as error:
-        what = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"the saved weights are not those of config.toml ({what}…); restore either, or train anew"
-        ) from None
+    cem.refresh(features_of(parts.model, images), images.labels)
 
 
 @contextmanager
@@ -301,7 +166,10 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
 
 def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The pipeline, and the task's optimiser over its parameters as they are now."""
-    pipeline: nn.Module = Pipeline(parts.model, parts.channel)
+    compiled = config.compile and next(parts.model.parameters()).is_cuda
+    pipeline: nn.Module = Pipeline(parts.model, parts.channel, compiled)
+    if compiled and parts.cem is not None:
+        parts.cem.surrogate.compile()
     parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
     if world > 1:
         own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
@@ -309,56 +177,146 @@ def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module
             pipeline, own
         )  # a defence trains these itself
         pipeline = DistributedDataParallel(pipeline)
-    return pipeline, torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay)
+    lr, fused = lr_on(parameters[0].device, config.lr), True if parameters[0].is_cuda else None
+    return pipeline, torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
 
 
-def train(run: "Run", parts: "Parts", splits: "Splits", device: torch.device, rank: int = 0, world: int = 1) -> None:
-    """Train until the config's last epoch, from wherever the run folder stands."""
+class Training:
+    """One run in training: what it is made of, and what it does before, in and after the steps of an epoch."""
+
+    def __init__(
+        self, run: "Run", parts: "Parts", splits: "Splits", device: torch.device, rank: int = 0, world: int = 1
+    ) -> None:
+        self.run, self.parts, self.device, self.rank, self.world = run, parts, device, rank, world
+        self.config, self.seed = run.config.train, run.config.seed
+        check(self.config, len(splits.task), world)
+        self.task, self.validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
+        self.first, self.best, leaves = restore(parts, run)
+        self.pipeline, self.optimizer = assemble(parts, self.config, world)
+        restore_optimizer(self.optimizer, below(leaves, "optimizer"))
+        if rank == 0:
+            run.drop_metrics_from(self.first)
+        self.board = tensorboard(run, self.first) if self.config.tensorboard and rank == 0 else None
+        self.feed = Feed(self.task, self.config.batch, self.config.augment, rank, world)
+        if self.config.compile and device.type == "cuda":
+            self.feed.compile()
+        self.noise, self.means, self.aside = torch.Generator(device), Means(), Aside()
+        self.settings: dict[str, object] = {}
+        self.told: set[str] = set()
+
+    def begin(self, epoch: int) -> bool:
+        """Bring everything to the start of an epoch; true if the step is no longer the one that was captured."""
+        config, seed, cem = self.config, self.seed, self.parts.cem
+        self.began, self.lr = time.perf_counter(), learning_rate(config, epoch)
+        replaced = self.parts.channel.on_epoch(epoch, self.parts.model)
+        if replaced:
+            self.pipeline, self.optimizer = assemble(self.parts, config, self.world)
+        set_lr(self.optimizer, self.lr)
+        if cem is not None:
+            cem.schedule(epoch, self.lr)
+            refresh(self.parts, self.task, seed, epoch)
+        self.noise.manual_seed(seed_of(seed, "noise", epoch, self.rank))
+        torch.manual_seed(seed_of(seed, "layers", epoch, self.rank))  # dropout layers and the like
+        self.pipeline.train()
+        before, self.settings = self.settings, settings_of(self.pipeline, *([] if cem is None else [cem]))
+        changed = replaced or self.settings != before
+        if changed:
+            self.means = Means()
+        self.feed.begin(seed, epoch)
+        self.means.begin()
+        return changed
+
+    def step(self) -> None:
+        x, y = self.feed.next()
+        bf16 = self.config.bf16 and self.device.type == "cuda"
+        _, channel, cem = self.parts
+        train_step(
+            self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.config.label_smoothing, bf16, self.means
+        )
+
+    def end(self, epoch: int, why_not: str | None) -> str:
+        """Measure, warn and save; returns a note for the progress bar."""
+        cem = self.parts.cem
+        line = line_of(epoch, self.lr, cem, self.means)
+        check_health(line)
+        if self.rank > 0:
+            return ""
+        if cem is not None:
+            cem.surrogate.tell()
+        warn(complaints(line, self.run.config, why_not if self.device.type == "cuda" else None), self.told)
+        line["seconds"] = time.perf_counter() - self.began
+        line |= validate(self.parts, self.validation, self.seed, epoch)
+        at_full_strength = cem is None or cem.full_strength(epoch)
+        is_best = at_full_strength and line["accuracy"] > self.best
+        self.best = max(self.best, line["accuracy"]) if at_full_strength else self.best
+        save(self.run, self.parts, self.optimizer, line, self.best, is_best, self.board)
+        return f"accuracy {line['accuracy']:.3f}"
+
+
+def why_not_captured(trainings: Sequence[Training]) -> str | None:
+    """What speaks against a captured step before it is tried."""
+    if trainings[0].device.type != "cuda":
+        return "there is no CUDA device"
+    if not all(training.config.capture for training in trainings):
+        return "train.capture is false"
+    world = trainings[0].world
+    return f"gradients are averaged over {world} processes" if world > 1 else None
+
+
+LAUNCH = 16
+"""Steps that one launch may replay, over all runs together."""
+
+
+def steps_of_a_launch(steps: int, runs: int) -> int:
+    """How many steps to capture in one graph: a divisor of the epoch's steps."""
+    return max(many for many in range(1, max(1, LAUNCH // runs) + 1) if steps % many == 0)
+
+
+def step_all(trainings: Sequence[Training]) -> None:
+    """A step of every run; on a GPU side by side, as one of them fills a small part of it."""
+    if len(trainings) == 1:
+        trainings[0].step()
+        return
+    for training in trainings:
+        with training.aside.of(training.device):
+            training.step()
+    for training in trainings:
+        training.aside.join()
+
+
+def repeat(times: int, work: Callable[[], None]) -> None:
+    for _ in range(times):
+        work()
+
+
+def train(trainings: Sequence[Training]) -> None:
+    """Train runs side by side, each from wherever its folder stands, until their last epoch."""
     from splitveil.progress import steps_bar
 
-    config, seed = run.config.train, run.config.seed
-    check(config, len(splits.task), world)
-    task, validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
-    model, channel, cem = parts
-    first, best, leaves = restore(parts, run)
-    pipeline, optimizer = assemble(parts, config, world)
-    restore_optimizer(optimizer, below(leaves, "optimizer"))
-    if rank == 0:
-        run.drop_metrics_from(first)
-    board = tensorboard(run, first) if config.tensorboard and rank == 0 else None
-    steps = task.steps(config.batch)
-    told: set[str] = set()
-
-    with steps_bar(run.config.name, config.epochs * steps, done=first * steps, show=rank == 0) as advance:
-        for epoch in range(first, config.epochs):
-            began = time.perf_counter()
-            lr = learning_rate(config, epoch)
-            noise = stream(device, seed, "noise", epoch, rank)
-            if channel.on_epoch(epoch, model):
-                pipeline, optimizer = assemble(parts, config, world)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            if cem is not None:
-                cem.schedule(epoch, lr)
-                refresh(parts, task, seed, epoch)
-            torch.manual_seed(seed_of(seed, "layers", epoch, rank))  # dropout layers and the like
-            pipeline.train()
-            means = Means()
-            for x, y in task.shuffled(config.batch, seed, epoch, config.augment, rank, world):
-                bf16 = config.bf16 and device.type == "cuda"
-                train_step(pipeline, channel, cem, optimizer, x, y, noise, config.label_smoothing, bf16, means)
-                advance(1)
-            line = line_of(epoch, lr, cem, means)
-            check_health(line)
-            if rank == 0:
-                warn(line, run.config, told)
-                line["seconds"] = time.perf_counter() - began
-                line |= validate(parts, validation, seed, epoch)
-                advance(0, f"accuracy {line['accuracy']:.3f}")
-                at_full_strength = cem is None or cem.full_strength(epoch)
-                is_best = at_full_strength and line["accuracy"] > best
-                best = max(best, line["accuracy"]) if at_full_strength else best
-                save(run, parts, optimizer, line, best, is_best, board)
+    length = {(training.config.epochs, training.feed.steps) for training in trainings}
+    if len(length) > 1:
+        raise UserError(
+            f"runs that are trained together must have the same epochs and steps, these have {sorted(length)}; train them apart"
+        )
+    epochs, steps = length.pop()
+    first, name = min(training.first for training in trainings), trainings[0].run.config.name
+    title = name if len(trainings) == 1 else f"{name} and {len(trainings) - 1} more"
+    there: list[Training] = []
+    launch, many = Captured(lambda: None, trainings[0].device), 1
+    with steps_bar(title, epochs * steps, done=first * steps, show=trainings[0].rank == 0) as advance:
+        for epoch in range(first, epochs):
+            before, there = there, [training for training in trainings if training.first <= epoch]
+            changed = [training.begin(epoch) for training in there]  # all of them, also after a yes
+            if any(changed) or there != before:
+                noises, why_not = [training.noise for training in there], why_not_captured(there)
+                many = 1 if why_not else steps_of_a_launch(steps, len(there))
+                body, warmup = partial(repeat, many, partial(step_all, there)), ceil(WARMUP / many)
+                launch = Captured(body, there[0].device, noises, why_not, warmup)
+            for _ in range(steps // many):
+                launch()
+                advance(many)
+            notes = [training.end(epoch, launch.why_not) for training in there]
+            advance(0, notes[0])
 
 
 def save(
@@ -380,39 +338,3 @@ def save(
     if (epoch + 1) % config.checkpoint_every == 0 or epoch + 1 == config.epochs:
         run.save_weights("last", weights_of(parts), epoch)
         run.save_state(state_of(parts, optimizer, best), epoch)
-
-
-def tensorboard(run: "Run", first: int) -> Any:
-    """A writer that hides what an earlier, killed process wrote from epoch `first` on."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "train.tensorboard needs the package tensorboard: pip install 'splitveil[tensorboard]'"
-        ) from None
-    return SummaryWriter(str(run.folder / "tensorboard"), purge_step=first)
-
-
-def show(board: Any, line: dict[str, Any]) -> None:
-    """An epoch's line on TensorBoard: numbers as curves, vectors (one number a class) as histograms."""
-    epoch = line["epoch"]
-    for name, value in line.items():
-        if isinstance(value, int | float):
-            board.add_scalar(name, value, epoch)
-        elif isinstance(value, list) and name != "variance_histogram":
-            finite = torch.tensor(value, dtype=torch.float64).flatten()
-            finite = finite[finite.isfinite()]
-            if len(finite):
-                board.add_histogram(name, finite, epoch)
-    # These are counts in bins of log10(variance) already; as they stand they would be shown as a histogram of counts.
-    counts = torch.tensor(line["variance_histogram"], dtype=torch.float64)
-    if counts.sum() > 0:
-        low, high, bins = HISTOGRAM
-        edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
-        middle = (edges[1:] + edges[:-1]) / 2
-        sums = {"num": counts.sum(), "sum": (counts * middle).sum(), "sum_squares": (counts * middle**2).sum()}
-        board.add_histogram_raw(
-            "variance_log10", low, high, **{name: value.item() for name, value in sums.items()},
-            bucket_limits=edges[1:].tolist(), bucket_counts=counts.tolist(), global_step=epoch,
-        )  # fmt: skip
-    board.flush()

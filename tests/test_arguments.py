@@ -190,4 +190,7 @@ def test_the_help_shows_exactly_the_flags_that_are_understood(capsys: pytest.Cap
     assert stop.value.code == 0
     shown = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", capsys.readouterr().out))
     ours = {spelling(name) for name in known} | {spelling(name, False) for name, hint in known.items() if hint is bool}
-    assert shown - {"--help", "--runs", "--data", "--model", "--defences", "--attacks", "--cem.surrogate"} == ours
+    assert (
+        shown - {"--help", "--runs", "--each", "--data", "--model", "--defences", "--attacks", "--cem.surrogate"}
+        == ours
+    )

@@ -114,3 +114,68 @@ def test_two_defences_that_decide_what_z_is_are_refused() -> None:
     stack = [defences.build("bottleneck", channels=6), defences.build("bottleneck", channels=3)]
     with pytest.raises(UserError, match="bottleneck and bottleneck both decide what z is"):
         Channel(stack).rebuild(model())
+
+
+class Peek(Defence):
+    """Sends what it knows of x."""
+
+    reads_x = True
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return z + x
+
+
+def noise(sigma: float) -> Defence:
+    return defences.build("gaussian", sigma=sigma)
+
+
+def test_a_walk_sends_what_send_sends() -> None:
+    z = torch.randn(5, 2, 4, 4)
+    for stack in ([], [noise(0.3)], [Scale(2), noise(0.3), defences.build("dropout"), noise(0.4), Scale(3)]):
+        channel = Channel(stack)
+        sent, _ = channel.walk(z, z, torch.Generator().manual_seed(0))
+        assert torch.equal(sent, channel.send(z, z, torch.Generator().manual_seed(0)))
+        assert sent.data_ptr() != z.data_ptr()
+
+
+def test_a_walk_finds_what_each_noise_is_added_to() -> None:
+    z = torch.randn(3, 4)
+    _, (first, second) = Channel([Scale(2), noise(0.3), Scale(10), noise(0.4)]).walk(
+        z, z, torch.Generator().manual_seed(0)
+    )
+    torch.testing.assert_close(first.clean, z * 2 + 1)
+    noisy = noise(0.3).send(z * 2 + 1, z, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(second.clean, noisy * 10 + 1)
+    assert (first.sigma, second.sigma) == (0.3, 0.4)
+
+
+@pytest.mark.parametrize("between", [[], ["bottleneck"], ["none"]], ids=str)
+def test_noises_with_nothing_between_them_are_one(between: list[str]) -> None:
+    z = torch.randn(3, 4)
+    ((clean, sigma),) = Channel([noise(0.3), *map(defences.build, between), noise(0.4)]).walk(z, z)[1]
+    assert clean is z
+    assert sigma == pytest.approx(0.5)
+
+
+def test_a_noise_that_clips_first_stands_for_itself_and_one_behind_it_joins() -> None:
+    z = 100 * torch.randn(3, 4)
+    private = defences.build("local_dp", bound=2.0)
+    first, second = Channel([noise(0.3), private, noise(0.4)]).walk(z, z)[1]
+    assert first == (z, 0.3)
+    torch.testing.assert_close(second.clean.norm(dim=1), torch.full((3,), 2.0))
+    assert private.noise_std is not None
+    assert second.sigma == pytest.approx((private.noise_std**2 + 0.4**2) ** 0.5)
+
+
+def test_behind_a_look_at_x_no_earlier_noise_bounds_anything() -> None:
+    z = torch.randn(3, 4)
+    assert Channel([noise(0.3), Peek()]).walk(z, z)[1] == []
+    ((clean, sigma),) = Channel([noise(0.3), Peek(), noise(0.4)]).walk(z, z, torch.Generator().manual_seed(0))[1]
+    assert not torch.equal(clean, z)
+    assert sigma == 0.4
+
+
+def test_every_defence_reports_in_its_place() -> None:
+    plain, private = Channel([noise(0.3), defences.build("local_dp")]).reports()
+    assert plain == {}
+    assert private["mechanism"] == "gaussian"

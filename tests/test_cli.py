@@ -146,6 +146,10 @@ def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome
         ("train --data npz", ["npz: path is empty"]),
         ("train nosuch.toml", ["no recipe at nosuch.toml"]),
         ("train --runs", ["--runs needs a value"]),
+        ("train --each seed", ["--each is 'seed', must be a setting and its values, such as seed=0,1,2"]),
+        ("train --each sed=1,2", ["unknown flag '--sed'; did you mean '--seed'?"]),
+        ("train --each train.epochs=1,two", ["--train.epochs is 'two', must be of type int"]),
+        ("train --each seed=1,1", ["--each gives run-seed1 twice"]),
         ("attack", ["attack needs a run folder"]),
         ("evaluate", ["evaluate needs a run folder"]),
         ("attack nosuch", ["nosuch is not a run folder (no schema.json)"]),
@@ -307,6 +311,17 @@ def test_train_says_where_the_run_is_and_how_good(splitveil: Callable[..., Outco
     assert outcome.code == 0
     assert re.fullmatch(rf"{re.escape(str(tmp_path / name))}: 1 epochs, validation accuracy 0\.\d{{4}}\n", outcome.out)
     assert name in outcome.err  # the progress bar
+
+
+def test_each_trains_one_run_for_every_combination(splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path):
+    axes = ["--each", "seed=3,4", "--each", "cem.strength=1,16"]
+    outcome = splitveil("train", *small, "--train.epochs", "1", f"--runs={tmp_path}", "--name", "sweep", *axes)
+    assert outcome.code == 0
+    names = [f"sweep-seed{seed}-strength{strength}" for seed in (3, 4) for strength in (1, 16)]
+    assert [Path(line.partition(":")[0]).name for line in outcome.out.splitlines()] == names
+    configs = [Run.open(tmp_path / name).config for name in names]
+    assert [(c.seed, c.cem.strength) for c in configs] == [(3, 1.0), (3, 16.0), (4, 1.0), (4, 16.0)]
+    assert "sweep-seed3-strength1 and 3 more" in outcome.err.replace("\n", "")
 
 
 def test_data_check_says_what_a_set_is(splitveil: Callable[..., Outcome]):

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,20 @@ def test_a_run_whose_attention_collapsed_is_flagged(small: list[str], tmp_path: 
         collapsed = {"cem_collapsed": 0.9, "cem_loss": 0.001 * line["cem_loss_uniform"]} if line["epoch"] else {}
         run.append_metrics(line | collapsed)
     assert flags() >= {"attention-collapsed", "defence-inactive"}
+
+
+def test_the_summary_has_what_each_defence_reports_of_what_was_sent(small: list[str], tmp_path: Path) -> None:
+    stack = ["--defences", "bottleneck,local_dp", "--defences.1.epsilon", "20", "--train.epochs", "1"]
+    plain = [flag for flag in small if flag not in ("--defences.1.sigma", "0.1")]
+    run, splits, device = train_run(tmp_path, parse([*plain, *stack]))
+    attack_run(run, splits, device)
+    summary = evaluate_run(run, splits, device)
+    assert summary["defences"] == ["bottleneck", "local_dp"]
+    first, second = summary["reports"]
+    assert first == {}
+    assert second["guarantees"][0]["epsilon"] == pytest.approx(20)
+    assert second["sigma"] == pytest.approx(summary["sigma"])
+    assert 0 <= second["clipping_rate"] <= 1
+    # sum_d log(1 + v_d / sigma^2) <= sum_d v_d / sigma^2 <= (bound / sigma)^2, but for m / (m - 1) in the sample variance
+    assert 0 < summary["bits"] < 1.1 * second["guarantees"][0]["bits"]
+    assert json.loads((run.folder / "summary.json").read_text())["reports"] == summary["reports"]

@@ -8,7 +8,9 @@ from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
+from splitveil.defences import Defence
 from splitveil.measure import run_pass
+from splitveil.metrics.leakage import rate_bits
 from splitveil.split import SplitModel
 
 
@@ -53,3 +55,38 @@ def test_the_channel_is_on_for_the_prediction_and_off_for_the_features() -> None
     torch.testing.assert_close(noisy.z, plain.z)
     assert noisy.loss > 2 * plain.loss
     assert noisy.loss == again.loss
+
+
+@pytest.mark.parametrize("size", [4, 23])
+def test_the_bits_are_the_smallest_bound_that_holds_for_what_is_sent(size: int) -> None:
+    model, images = setting()
+
+    def bits(*stack: Defence) -> float | None:
+        outcome = run_pass(model, Channel(stack), images, torch.Generator().manual_seed(0), size)
+        return outcome.bits(images.labels, 4)
+
+    def noise(sigma: float) -> Defence:
+        return defences.build("gaussian", sigma=sigma)
+
+    z = run_pass(model, Channel(), images, torch.Generator()).z
+    assert bits() is None
+    assert bits(noise(0.5)) == pytest.approx(rate_bits(z, images.labels, 4, 0.5))
+    assert bits(noise(0.3), noise(0.4)) == pytest.approx(bits(noise(0.5)))
+    private = defences.build("local_dp", bound=0.1)
+    clipped = private.clean(z, z)
+    expected = rate_bits(clipped, images.labels, 4, private.noise_std)
+    assert bits(private) == pytest.approx(expected)
+    assert expected < 0.1 * rate_bits(z, images.labels, 4, private.noise_std)  # what is clipped away is not sent
+    assert bits(noise(1e-4), private) == pytest.approx(
+        expected, rel=1e-2
+    )  # the later noise bounds better, or the earlier
+    assert bits(private, defences.build("quantise"), noise(1e-4)) == pytest.approx(expected)
+    assert bits(private, noise(5.0)) < expected
+
+
+def test_features_that_are_kept_anyway_are_not_kept_twice() -> None:
+    model, images = setting()
+    channel = Channel([defences.build("gaussian"), defences.build("quantise"), defences.build("gaussian")])
+    outcome = run_pass(model, channel, images, torch.Generator(), 4)
+    assert outcome.noisy[0].clean is outcome.z
+    assert outcome.noisy[1].clean.shape == outcome.z.shape

@@ -14,6 +14,7 @@ from splitveil import defences
 from splitveil.attacks import Attack
 from splitveil.build import build_parts, build_splits
 from splitveil.channel import Channel
+from splitveil.checkpoint import weights_of
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
@@ -23,7 +24,6 @@ from splitveil.registry import ATTACKS
 from splitveil.runs import Run
 from splitveil.split import SplitModel
 from splitveil.threat import Access, Observation, ThreatModel, grant
-from splitveil.train import weights_of
 
 CPU = torch.device("cpu")
 

@@ -1,6 +1,5 @@
 import json
 import math
-import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitveil import train
+from splitveil.alarms import check_health
 from splitveil.arguments import parse
-from splitveil.commands import train_run
+from splitveil.commands import train_run, train_runs
 from splitveil.data.augment import AugmentConfig
 from splitveil.registry import SURROGATES, UserError
 from splitveil.runs import Run, read_tensors
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.train import Means, TrainConfig, check, check_health, learning_rate
+from splitveil.train import TrainConfig, check, learning_rate
 
 
 @given(epochs=st.integers(1, 300), lr=st.floats(1e-6, 10))
@@ -62,13 +62,6 @@ def test_a_bad_setting_is_refused_with_its_value_and_bound(wrong: dict[str, obje
     with pytest.raises(UserError) as error:
         check(replace(config, **wrong), images=100, world=2)
     assert message in str(error.value)
-
-
-def test_means_average_over_steps_also_where_a_value_is_missing_at_first():
-    means = Means()
-    means.add({"loss": torch.tensor(1.0), "each": torch.tensor([1, 2])})
-    means.add({"loss": torch.tensor(2.0), "late": torch.tensor(5.0), "each": torch.tensor([3, 2])})
-    assert means.read() == {"loss": 1.5, "each": [2.0, 2.0], "late": 5.0}
 
 
 def test_a_diverged_training_stops_and_says_what_to_lower(small: list[str], tmp_path: Path):
@@ -234,6 +227,14 @@ def test_an_epochs_line_says_what_happened(small: list[str], tmp_path: Path):
     assert 0 <= third["accuracy"] <= 1
 
 
+def test_a_surrogate_that_has_something_to_tell_is_asked_once_an_epoch(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    slots = ["--cem.surrogate", "slots", "--cem.warmup", "1", "--cem.surrogate.print-every", "1"]
+    train_run(tmp_path, parse([*small, *slots]))  # three epochs
+    assert capsys.readouterr().err.count("slots: ") == 2
+
+
 def test_without_gaussian_noise_the_bits_are_null(small: list[str], tmp_path: Path):
     flags = [f for f in small if f not in ("--defences.1.sigma", "0.1")]
     run, _, _ = train_run(tmp_path, parse([*flags, "--defences", "bottleneck", "--train.epochs", "1"]))
@@ -284,65 +285,6 @@ def test_label_smoothing_momentum_and_weight_decay_reach_the_step(small: list[st
     assert len(losses) == 4
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_gets_every_epoch_and_hides_what_a_killed_process_wrote(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    config = parse([*small, "--train.tensorboard", "--train.checkpoint-every", "2"])
-    validate, calls = train.validate, []
-
-    def killed_in_the_second_epoch(*args: object) -> dict[str, object]:
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return validate(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(train, "validate", killed_in_the_second_epoch)
-    with pytest.raises(KeyboardInterrupt):
-        train_run(tmp_path, config)
-    run, _, _ = train_run(tmp_path, config)  # from the beginning: there was no checkpoint yet
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    shown = events.Scalars("accuracy")
-    assert [event.step for event in shown] == [0, 1, 2]
-    assert [event.value for event in shown] == pytest.approx([line["accuracy"] for line in run.metrics()])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_vectors_as_histograms(small: list[str], tmp_path: Path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run, _, _ = train_run(tmp_path, parse([*small, "--train.tensorboard"]))
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), {"histograms": 0}).Reload()
-    tags = events.Tags()
-    assert {"cem_loss", "cem_excess", "cem_above_tau", "accuracy"} <= set(tags["scalars"])
-    assert set(tags["histograms"]) == {"cem_variance", "variance_log10"}
-    assert [event.step for event in events.Histograms("cem_variance")] == [1, 2]  # after the warm-up
-    shown, line = events.Histograms("cem_variance")[-1].histogram_value, run.metrics()[-1]
-    assert (shown.num, shown.min, shown.max) == (4, min(line["cem_variance"]), max(line["cem_variance"]))
-    spread = events.Histograms("variance_log10")[-1].histogram_value
-    assert list(spread.bucket) == line["variance_histogram"]
-    assert (spread.bucket_limit[0], spread.bucket_limit[-1]) == pytest.approx((-7.8, 2))
-
-
-def test_tensorboard_leaves_out_what_is_no_number():
-    class Board:
-        def __init__(self) -> None:
-            self.shown: list[str] = []
-
-        def __getattr__(self, name: str) -> object:
-            return lambda tag="", *_, **__: self.shown.append(f"{name} {tag}")
-
-    board = Board()
-    train.show(board, {"epoch": 0, "cem_variance": [math.nan] * 4, "bits": None, "variance_histogram": [0] * 50})
-    assert board.shown == ["add_scalar epoch", "flush "]
-
-
-def test_tensorboard_that_is_not_installed_is_named(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'splitveil\[tensorboard\]'"):
-        train_run(tmp_path, parse([*small, "--train.tensorboard"]))
-
-
 def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: Path):
     """Else the corrected command would be refused, because the folder holds a run with other settings."""
     for flags in (
@@ -372,3 +314,51 @@ def test_two_threads_train_the_same_weights_twice(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """Weights, optimiser and metrics of a run, except its seconds."""
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run.open(folder).metrics()]
+    return {"state": (folder / "state" / "train.safetensors").read_bytes(), "metrics": lines}
+
+
+@pytest.mark.parametrize("surrogate", ["kmeans", "gated"])
+def test_runs_that_are_trained_together_end_bit_for_bit_as_alone(surrogate: str, small: list[str], tmp_path: Path):
+    flags = {"a": ["--seed", "1"], "b": ["--seed", "2"], "c": ["--seed", "2", "--cem.strength", "4"]}
+    configs = {name: parse([*small, "--cem.surrogate", surrogate, *own]) for name, own in flags.items()}
+    train_runs({tmp_path / "together" / name: config for name, config in configs.items()})
+    for name, config in configs.items():
+        train_run(tmp_path / "alone" / name, config)
+        assert outcome(tmp_path / "together" / name) == outcome(tmp_path / "alone" / name)
+    assert outcome(tmp_path / "alone" / "b") != outcome(tmp_path / "alone" / "c")
+
+
+def test_together_a_run_that_is_ahead_waits_for_the_others_and_one_that_is_finished_is_left_alone(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    configs = {tmp_path / f"seed{seed}": parse([*small, "--seed", str(seed)]) for seed in range(3)}
+    train_run(tmp_path / "seed0", configs[tmp_path / "seed0"])
+    with monkeypatch.context() as patch:
+
+        def killed_in_the_second_epoch(*args: object) -> dict[str, object]:
+            raise KeyboardInterrupt
+
+        save = train.save
+        patch.setattr(
+            train, "save", lambda *args: save(*args) or patch.setattr(train, "validate", killed_in_the_second_epoch)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            train_run(tmp_path / "seed1", configs[tmp_path / "seed1"])
+    assert len(Run.open(tmp_path / "seed1").metrics()) == 1
+    train_runs(configs)
+    for folder, config in configs.items():
+        train_run(tmp_path / "alone" / folder.name, config)
+        assert outcome(folder) == outcome(tmp_path / "alone" / folder.name)
+
+
+def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp_path: Path):
+    configs = {tmp_path / epochs: parse([*small, "--train.epochs", epochs]) for epochs in ("2", "3")}
+    with pytest.raises(
+        UserError, match=r"the same epochs and steps, these have \[\(2, 5\), \(3, 5\)\]; train them apart"
+    ):
+        train_runs(configs)

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.attacks import Attack
+from splitveil.capture import Captured, lr_on, set_lr
 from splitveil.data.augment import AugmentConfig
+from splitveil.data.loader import Feed
 from splitveil.models.decoder import res_decoder
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of
@@ -62,20 +64,33 @@ class Decoder(Attack):
         torch.manual_seed(seed_of(self.seed, "decoder"))
         net = res_decoder(access.z_shape, access.x_shape, self.blocks, self.width)
         net = net.to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        adam = torch.optim.Adam(net.parameters(), self.lr, weight_decay=self.weight_decay)
-        batch, self.losses_ = min(self.batch, len(images)), []
+        on_gpu = images.device.type == "cuda"
+        adam = torch.optim.Adam(
+            net.parameters(),
+            lr_on(images.device, self.lr),
+            weight_decay=self.weight_decay,
+            capturable=on_gpu,
+            fused=on_gpu,
+        )
+        feed, query = Feed(images, self.batch, AugmentConfig(crop=0, flip=False)), access.query
+        total, self.losses_ = torch.zeros((), device=images.device), []
+
+        def body() -> None:
+            x, _ = feed.next()
+            loss = F.mse_loss(net(query(x).mean(1)), x)
+            adam.zero_grad(set_to_none=True)
+            loss.backward()
+            adam.step()
+            total.add_(loss.detach())
+
+        step = Captured(body, images.device, [query.generator])
         for epoch in range(self.epochs):
-            for group in adam.param_groups:
-                group["lr"] = 1e-5 + (self.lr - 1e-5) * 0.5 * (1 + cos(pi * epoch / self.epochs))
-            total = torch.zeros((), device=images.device)
-            for x, _ in images.shuffled(batch, self.seed, epoch, AugmentConfig(crop=0, flip=False)):
-                z = access.query(x).mean(1)
-                loss = F.mse_loss(net(z), x)
-                adam.zero_grad(set_to_none=True)
-                loss.backward()
-                adam.step()
-                total += loss.detach()
-            self.losses_.append(total.item() / images.steps(batch))
+            set_lr(adam, 1e-5 + (self.lr - 1e-5) * 0.5 * (1 + cos(pi * epoch / self.epochs)))
+            feed.begin(self.seed, epoch)
+            total.zero_()
+            for _ in range(feed.steps):
+                step()
+            self.losses_.append(total.item() / feed.steps)
             self.on_progress(epoch + 1, self.epochs)
         self.net_ = net.eval()
         return self

@@ -27,7 +27,7 @@ class DeviceImages:
 
     def take(self, index: Tensor | slice) -> Tensor:
         """Images [b, c, h, w] in [0, 1]."""
-        return self.images[index].float().div_(255)
+        return self.images[index].float() / 255
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, as they lie, in batches of at most `size`."""
@@ -39,15 +39,56 @@ class DeviceImages:
         self, size: int, seed: int, epoch: int, augmentation: AugmentConfig, rank: int = 0, world: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch of full batches in random order; each of `world` processes gets its rows of every batch."""
-        generator = stream(self.device, seed, "batches", epoch)
-        order = torch.randperm(len(self), generator=generator, device=self.device)
-        mine = slice(rank * size // world, (rank + 1) * size // world)
-        for step in range(self.steps(size)):
-            index = order[step * size : (step + 1) * size]
-            draw = torch.rand(len(index), 4, generator=generator, device=self.device)
-            index, draw = index[mine], draw[mine]
-            yield augment(self.take(index), draw, augmentation), self.labels[index]
+        feed = Feed(self, size, augmentation, rank, world)
+        feed.begin(seed, epoch)
+        for _ in range(feed.steps):
+            yield feed.next()
 
     def steps(self, size: int) -> int:
         """Batches an epoch; the remainder is left out, except where there is less than one batch."""
         return max(1, len(self) // size)
+
+
+class Feed:
+    """One epoch after another of shuffled, augmented batches.
+
+    Order, random numbers and the place in the epoch are tensors that stay where they are: `next` is the same kernels every time,
+    so that a step which begins with it can be captured (`splitveil.capture`).
+    """
+
+    def __init__(
+        self, images: DeviceImages, size: int, augmentation: AugmentConfig, rank: int = 0, world: int = 1
+    ) -> None:
+        self.images, self.augmentation, self.steps = images, augmentation, images.steps(size)
+        self.size = min(size, len(images))  # of the whole batch
+        self.mine = slice(rank * self.size // world, (rank + 1) * self.size // world)
+        own, device = self.mine.stop - self.mine.start, images.device
+        self.order = torch.zeros(self.steps, own, dtype=torch.int64, device=device)
+        self.draw = torch.zeros(self.steps, own, 4, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def begin(self, seed: int, epoch: int) -> None:
+        """Shuffle: a function of seed and epoch."""
+        images, steps, size = self.images, self.steps, self.size
+        generator = stream(images.device, seed, "batches", epoch)
+        order = torch.randperm(len(images), generator=generator, device=images.device)[: steps * size]
+        draw = torch.rand(steps, size, 4, generator=generator, device=images.device)
+        self.order.copy_(order.view(steps, size)[:, self.mine])
+        self.draw.copy_(draw[:, self.mine])
+        self.step.zero_()
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch, [b, c, h, w] in [0, 1] and its labels [b]."""
+        batch = self.at(self.step)
+        self.step += 1
+        return batch
+
+    def at(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch of a step [1] of this epoch."""
+        index = self.order.index_select(0, step).squeeze(0)
+        draw = self.draw.index_select(0, step).squeeze(0)
+        return augment(self.images.take(index), draw, self.augmentation), self.images.labels[index]
+
+    def compile(self) -> None:
+        """Let torch.compile make one kernel of the many of a batch."""
+        self.at = torch.compile(self.at)

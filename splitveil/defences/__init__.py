@@ -41,6 +41,8 @@ class Defence(nn.Module):
 
     noise_std: float | None = None
     """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
+    reads_x: bool = False
+    """What `send` gives depends on x beyond z, so that noise which came before it bounds nothing."""
     makes_z: bool = False
     """Its `rebuild` decides what z is; a stack can have one such defence."""
 
@@ -56,6 +58,10 @@ class Defence(nn.Module):
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """What leaves the device: the same in train() and eval(). Never writes into z."""
+        return z
+
+    def clean(self, z: Tensor, x: Tensor) -> Tensor:
+        """What `send` adds its Gaussian noise to: z, unless the defence changes it first, as by clipping."""
         return z
 
     def penalty(self, batch: Batch) -> Tensor | None:
@@ -78,6 +84,10 @@ class Defence(nn.Module):
     def task_parameters(self) -> list[nn.Parameter]:
         """Its parameters that the task loss trains; not those that it trains itself in `inner_step`, as a proxy decoder's."""
         return []
+
+    def report(self) -> dict[str, Any]:
+        """Facts for summary.json, such as what is guaranteed, about what was sent since `deploy`. May wait for the device."""
+        return {}
 
     @property
     def acted(self) -> bool | None:

@@ -4,7 +4,7 @@
     penalty       alpha * max(0, SSIM(G_phi(z'), x) - s)        likeness "ssim": no more than s may be alike
                  -alpha * |G_phi(z') - x|^2                     likeness "mse"
 
-G is the proxy decoder, res N4 C64 as the attacks use it; z' is what is sent, so that it sees the same noise as an attacker would.
+G is the proxy decoder (proxy.py), res N4 C64; z' is what is sent, so that it sees the same noise as an attacker would.
 The gradient of the penalty reaches the edge through G, and never G itself. G warms up alone for `warmup` epochs of the
 inner steps before it has a say, because a decoder that cannot rebuild anything teaches nothing. With `inner` steps of its own a
 training step costs about two decoder passes more: see the cost in the report.
@@ -18,12 +18,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.distributed import average_gradients
+from splitveil.defences.proxy import Proxy
 from splitveil.metrics.image import ssim
-from splitveil.models.decoder import res_decoder
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split import SplitModel
 
@@ -73,21 +72,16 @@ class Adversarial(Defence):
                 raise UserError(f"adversarial: {name} is {value}, must be at least 1")
         if warmup < 0:
             raise UserError(f"adversarial: warmup is {warmup}, must be 0 epochs or more")
-        self.alpha, self.likeness, self.target = alpha, likeness, target
-        self.blocks, self.width, self.inner, self.lr, self.warmup = blocks, width, inner, lr, warmup
-        self.decoder: nn.Module = nn.Identity()
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.alpha, self.likeness, self.target, self.inner, self.warmup = alpha, likeness, target, inner, warmup
+        self.proxy = Proxy(blocks, width, lr)
         self.register_buffer("pulls", torch.zeros((), dtype=torch.int64))  # steps in which the edge was punished
         self.active = warmup == 0
 
     def attach(self, model: SplitModel) -> None:
-        self.decoder = res_decoder(model.z_shape, model.x_shape, self.blocks, self.width)
+        self.proxy.attach(model)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Made when first asked for: by then the decoder lies on its device."""
-        if self.optimizer is None:
-            self.optimizer = torch.optim.Adam(self.decoder.parameters(), self.lr)
-        return [self.optimizer]
+        return [self.proxy.optimizer]
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
         self.active = epoch >= self.warmup
@@ -96,7 +90,7 @@ class Adversarial(Defence):
     def penalty(self, batch: Batch) -> Tensor | None:
         if not self.active:
             return None
-        alike = resemblance(self.rebuilt(batch.sent.float()), batch.x, self.likeness, self.target)
+        alike = resemblance(self.proxy.guess(batch.sent), batch.x, self.likeness, self.target)
         self.pulls += alike.detach() != 0
         return self.alpha * alike
 
@@ -105,26 +99,10 @@ class Adversarial(Defence):
         """Success looks like idleness: once the decoder rebuilds less than the target allows, nothing pulls any more."""
         return bool(self.pulls > 0) or None
 
-    def rebuilt(self, sent: Tensor) -> Tensor:
-        """The decoder's guess, with a gradient for what was sent and none for the decoder."""
-        trained = [parameter for parameter in self.decoder.parameters() if parameter.requires_grad]
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        try:
-            return self.decoder(sent)
-        finally:
-            for parameter in trained:
-                parameter.requires_grad_(True)
-
     def inner_step(self, batch: Batch) -> None:
-        (optimizer,) = self.optimizers()
         for _ in range(self.inner):
-            loss = F.mse_loss(self.decoder(batch.sent.float()), batch.x)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            average_gradients(self.decoder.parameters())
-            optimizer.step()
+            self.proxy.learn(batch.sent, batch.x)
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(side_information={"proxy decoder": self.decoder.state_dict()})
+        return AttackHints(side_information={"proxy decoder": self.proxy.decoder.state_dict()})

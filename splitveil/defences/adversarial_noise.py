@@ -19,6 +19,7 @@ from splitveil.defences import AttackHints, Defence
 from splitveil.defences.adversarial import Adversarial
 from splitveil.metrics.image import ssim
 from splitveil.registry import DEFENCES, UserError
+from splitveil.tracing import in_mode
 
 
 @dataclass(frozen=True)
@@ -31,26 +32,25 @@ class Config:
 class AdversarialNoise(Defence):
     """Shifts z against the gradient of a proxy decoder."""
 
+    reads_x = True
+
     def __init__(self, epsilon: float) -> None:
         super().__init__()
         if not 0 < epsilon < float("inf"):
             raise UserError(f"adversarial_noise: epsilon is {epsilon}, must be above 0")
         self.epsilon = epsilon
-        self.proxies: tuple[Adversarial, ...] = ()  # in a tuple: its state belongs to that defence
+        self.adversaries: tuple[Adversarial, ...] = ()  # in a tuple: the proxy's state belongs to that defence
 
     def check(self, stack: Sequence[Defence]) -> None:
-        self.proxies = tuple(defence for defence in stack if isinstance(defence, Adversarial))
-        if not self.proxies:
+        self.adversaries = tuple(defence for defence in stack if isinstance(defence, Adversarial))
+        if not self.adversaries:
             raise UserError("adversarial_noise needs a proxy decoder; add the defence 'adversarial' before it")
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        proxy = self.proxies[0]
-        trained = proxy.decoder.training
-        proxy.decoder.eval()  # the same step in training and in service
-        with torch.enable_grad():
+        proxy = self.adversaries[0].proxy
+        with torch.enable_grad(), in_mode(proxy, False):  # the same step in training and in service
             own = z.detach().float().requires_grad_()
-            (gradient,) = torch.autograd.grad(ssim(proxy.rebuilt(own), x.float()).sum(), own)
-        proxy.decoder.train(trained)
+            (gradient,) = torch.autograd.grad(ssim(proxy.guess(own), x.float()).sum(), own)
         return z - (self.epsilon * gradient.sign()).to(z.dtype)
 
     @property

@@ -5,7 +5,7 @@
     penalty    = -rho * |G(z * soft) - x|^2        soft = sigmoid(score - threshold); reaches the score network alone
     inner step   G <- Adam on |G(z') - x|^2        after each step of the task
 
-    z [b, c, h, w] what the edge made (or [b, tokens, c], [b, c])     scores, mask [b, c]     G proxy decoder, res N# C#
+    z [b, c, h, w] what the edge made (or [b, tokens, c], [b, c])     scores, mask [b, c]     G proxy decoder (proxy.py)
     the threshold is half-way between the last channel kept and the first one lost; backwards the mask is soft (straight-through)
 
 Edge and cloud learn the task alone, through the mask; the score network learns the task minus rho times the proxy's error; the
@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.distributed import average_gradients
-from splitveil.models.decoder import res_decoder
+from splitveil.defences.proxy import Proxy
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split import SplitModel
 
@@ -81,10 +80,8 @@ class Disco(Defence):
         if blocks < 0:
             raise UserError(f"disco: blocks is {blocks}, must be 0 or more")
         self.ratio, self.rho, self.hidden = ratio, rho, hidden
-        self.blocks, self.width, self.lr = blocks, width, lr
-        self.score, self.proxy = nn.Sequential(), nn.Sequential()
+        self.score, self.proxy = nn.Sequential(), Proxy(blocks, width, lr)
         self.axis = self.kept = 1
-        self.optimizer: torch.optim.Optimizer | None = None
 
     def attach(self, model: SplitModel) -> None:
         image = len(model.z_shape) == 3
@@ -96,7 +93,7 @@ class Disco(Defence):
         like = next(model.parameters(), torch.empty(0))
         layers = nn.Linear(channels, self.hidden), nn.ReLU(), nn.Linear(self.hidden, channels)
         self.score = nn.Sequential(*layers).to(like)
-        self.proxy = res_decoder(model.z_shape, model.x_shape, self.blocks, self.width).to(like)
+        self.proxy.attach(model)
 
     def mask(self, z: Tensor, of: Callable[[Tensor, int], Tensor] = keep_best) -> Tensor:
         """[b, *z_shape] -> the same with 1 in place of every other axis than batch and channels."""
@@ -112,30 +109,19 @@ class Disco(Defence):
 
     def penalty(self, batch: Batch) -> Tensor:
         z = batch.z.detach()
-        self.proxy.requires_grad_(False)  # the gradient passes through it, and is not its own
-        error = F.mse_loss(self.proxy((z * self.mask(z, relaxed)).float()), batch.x)
-        self.proxy.requires_grad_(True)
-        return -self.rho * error
+        return -self.rho * F.mse_loss(self.proxy.guess(z * self.mask(z, relaxed)), batch.x)
 
     def inner_step(self, batch: Batch) -> None:
-        (optimizer,) = self.optimizers()
         with torch.no_grad():
             masked = batch.z * self.mask(batch.z)
-        loss = F.mse_loss(self.proxy(masked.float()), batch.x)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        average_gradients(self.proxy.parameters())
-        optimizer.step()
+        self.proxy.learn(masked, batch.x)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Made when first asked for: by then the proxy lies on its device."""
-        if self.optimizer is None:
-            self.optimizer = torch.optim.Adam(self.proxy.parameters(), self.lr)
-        return [self.optimizer]
+        return [self.proxy.optimizer]
 
     def task_parameters(self) -> list[nn.Parameter]:
         return list(self.score.parameters())
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(side_information={"ratio": self.ratio, "proxy decoder": self.proxy.state_dict()})
+        return AttackHints(side_information={"ratio": self.ratio, "proxy decoder": self.proxy.decoder.state_dict()})

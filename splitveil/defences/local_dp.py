@@ -17,6 +17,10 @@ clipping bounds how far two inputs can be apart (the sensitivity), so it comes f
 n releases of one x: laplace n * epsilon (basic composition). Gaussian exactly: their mean is sufficient, so they are one release
 with sigma / sqrt(n); `report` solves the same condition for epsilon at the configured delta.
 
+In bits: I(x; z') <= max_x KL(z' of x || noise around the middle of what clipping lets through), and nothing it lets through is
+farther than Delta / 2 from there. So n releases say at most n mu^2 / 8 nats, mu = Delta / sigma, under gaussian noise, and under
+laplace n (t - 1 + e^-t), t = epsilon / 2.
+
 Deviations: entries that are not finite are sent as 0, counted, and end the training if they are more than 1 %; else a NaN on the
 wire would tell inputs apart. The literature often states epsilon for noise Lap(1 / epsilon) on each entry in [0, 1]: that is
 d * epsilon for the whole of z, and it is the whole of z that is sent.
@@ -29,7 +33,7 @@ covered.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import erfc, exp, inf, nextafter, sqrt
+from math import erfc, exp, expm1, inf, log, nextafter, sqrt
 from typing import Any, Literal
 
 import torch
@@ -104,6 +108,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return nextafter(largest(lambda epsilon: gaussian_delta(epsilon, mu) > delta), inf)
 
 
+def nats_at_most(mechanism: str, mu: float) -> float:
+    """The KL divergence of two noises Delta / 2 apart, mu = Delta over sigma or scale: no release says more about x.
+
+    Laplace: sum_i f(t_i) with f(t) = t - 1 + e^-t and sum_i t_i = mu / 2; f is convex, f(0) = 0, so that is at most f(mu / 2).
+    """
+    return mu**2 / 8 if mechanism == "gaussian" else mu / 2 + expm1(-mu / 2)
+
+
 def add_laplace(z: Tensor, scale: float, generator: torch.Generator | None) -> Tensor:
     """z + Lap(scale): the difference of two exponential variables."""
     first, second = (torch.empty_like(z).exponential_(generator=generator) for _ in range(2))
@@ -135,6 +147,14 @@ class LocalDP(Defence):
         for name in ("seen", "clipped", "broken"):  # entries of z since the epoch began, or since deployment
             self.register_buffer(name, torch.zeros((), dtype=torch.int64))
 
+    def check(self, stack: Sequence[Defence]) -> None:
+        behind = [type(other).__name__ for other in stack[list(stack).index(self) + 1 :] if other.reads_x]
+        if behind:
+            raise UserError(
+                f"local_dp: {behind[0]} comes behind it and looks at the image, so that nothing is guaranteed of what is sent; "
+                "put local_dp last"
+            )
+
     def attach(self, model: SplitModel) -> None:
         self.entries = model.z_shape.numel()
         self._state_noise(self.entries)
@@ -146,14 +166,20 @@ class LocalDP(Defence):
     def _scale(self, entries: int) -> float:
         return sensitivity(self.mechanism, self.clip, self.bound, entries) / self.mu
 
-    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _clipped(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The clipped entries in float32 at least, which of them (or whose samples) were outside, and which are finite."""
         wide = z.to(torch.promote_types(z.dtype, torch.float32))  # half precision would round the noise and the norm
         finite = wide.isfinite()
         wide = torch.where(finite, wide, 0.0)
         if self.clip == "norm":
-            inside, outside = clip_norm(wide, self.bound, 1 if self.mechanism == "laplace" else 2)
-        else:
-            inside, outside = clip_box(wide, self.bound)
+            return *clip_norm(wide, self.bound, 1 if self.mechanism == "laplace" else 2), finite
+        return *clip_box(wide, self.bound), finite
+
+    def clean(self, z: Tensor, x: Tensor) -> Tensor:
+        return self._clipped(z)[0].to(z.dtype)
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        inside, outside, finite = self._clipped(z)
         self.seen += z.numel()
         self.clipped += (outside | ~finite).sum()  # a sample over the norm counts with all its entries
         self.broken += (~finite).sum()
@@ -189,9 +215,11 @@ class LocalDP(Defence):
     def _guarantee(self, n: int) -> dict[str, float]:
         if n < 1:
             raise UserError(f"local_dp: a guarantee for {n} releases was asked for, must be at least 1")
+        bits = n * nats_at_most(self.mechanism, self.mu) / log(2)
         if self.mechanism == "laplace":
-            return {"releases": n, "epsilon": n * self.epsilon, "delta": 0.0}
-        return {"releases": n, "epsilon": gaussian_epsilon(self.mu * sqrt(n), self.delta), "delta": self.delta}
+            return {"releases": n, "epsilon": n * self.epsilon, "delta": 0.0, "bits": bits}
+        epsilon = gaussian_epsilon(self.mu * sqrt(n), self.delta)
+        return {"releases": n, "epsilon": epsilon, "delta": self.delta, "bits": bits}
 
     @property
     def attack_hints(self) -> AttackHints:

@@ -45,8 +45,9 @@ class Config:
 def quantise(z: Tensor, bits: int, low: float, high: float, dither: str, generator: torch.Generator | None) -> Tensor:
     step = (high - low) / (2**bits - 1)
     inside = z.clamp(low, high)
-    u = torch.zeros(()) if dither == "none" else torch.rand(z.shape, generator=generator, device=z.device) - 0.5
-    u = u.to(z)
+    u: Tensor | float = 0.0
+    if dither != "none":
+        u = (torch.rand(z.shape, generator=generator, device=z.device) - 0.5).to(z)
     level = torch.round((inside.detach() - low) / step + u)
     sent = low + step * (level - u if dither == "subtractive" else level)
     return sent + (inside - inside.detach())  # adds exact zeros, and the gradient of the clamp

@@ -201,6 +201,16 @@ def _strongest_name(run: Shown) -> str:
     return run.strongest[0]
 
 
+def guarantees(runs: list[Shown]) -> list[tuple[Shown, str, list[dict[str, float]]]]:
+    """(run, defence, a row for each number of releases) of the defences that guarantee something."""
+    return [
+        (run, name, report["guarantees"])
+        for run in runs
+        for name, report in zip(run.summary["defences"], run.summary.get("reports", []))
+        if report.get("guarantees")
+    ]
+
+
 def cautions(runs: list[Shown]) -> list[str]:
     """What a reader must know before setting the rows side by side."""
     found = []

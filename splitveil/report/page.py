@@ -7,7 +7,7 @@ from typing import Any
 
 from splitveil.flags import FLAGS
 from splitveil.report import figures
-from splitveil.report.facts import Shown, cautions, percent, small, verdict
+from splitveil.report.facts import Shown, cautions, guarantees, percent, small, verdict
 from splitveil.report.pictures import Grid, grids
 
 
@@ -32,6 +32,7 @@ def page(runs: list[Shown]) -> str:
         by_attack=by_attack(runs),
         same_test=len({run.test_set for run in runs}) == 1,
         threats=threats(runs),
+        guarantees=guarantees(runs),
         trade_off=trade_off and Markup(trade_off),
         curves=[(title, text, Markup(drawing)) for title, text, drawing in figures.curves(runs)],
         inside=[(title, text, Markup(drawing)) for title, text, drawing in inside],
@@ -57,6 +58,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "two": number(lambda value: f"{value:.2f}"),
     "one": number(lambda value: f"{value:.1f}"),
     "whole": number(lambda value: f"{value:,.0f}".replace(",", "\u202f")),
+    "digits": number(lambda value: f"{float(f'{value:.3g}'):g}"),
     "short": number(lambda value: f"{value:g}"),
     "duration": number(duration),
     "tied": lambda text: text.replace(" %", "\u00a0%"),  # no line break between a number and its unit

@@ -83,6 +83,9 @@ class Surrogate(nn.Module):
         if hinge is not None:
             hinge.follow(finite)
 
+    def tell(self) -> None:
+        """Print what it has to say; called once an epoch, by one process. May wait for the device, as no step may."""
+
 
 def choose(presets: dict[str, dict[str, Any]], preset: str, given: dict[str, Any]) -> dict[str, Any]:
     """The preset's settings, with those that were given (are not None) in their place."""

@@ -35,7 +35,7 @@ class Bank(nn.Module):
         keep = keep & (position >= counts[y] - self.size)
         to = torch.where(keep, y * self.size + (self.written[y] + position) % self.size, self.classes * self.size)
         self.rows[to] = z.to(self.rows.dtype)
-        self.rows[-1] = 0
+        self.rows[-1].zero_()
         self.written += counts
 
     def recall(self, label: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,3 +110,6 @@ class Hybrid(Surrogate):
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
         self.attention.after_step(z, y, finite)
         self.kmeans.after_step(z, y, finite)
+
+    def tell(self) -> None:
+        self.attention.tell()

@@ -18,6 +18,11 @@ import torch
 from torch import Tensor, nn
 
 
+def projection(dim: int, h: int) -> Tensor:
+    """[h, d]: the identity where the features fit, else orthonormal rows, under which unit variances stay so."""
+    return torch.eye(dim) if dim <= h else torch.linalg.qr(torch.randn(dim, h)).Q.T.contiguous()
+
+
 def slot_logits(k: Tensor, q: Tensor) -> Tensor:
     """k.q with both scaled by h^-1/4, [g, n, h] x [g, s, h] -> [g, n, s]."""
     scale = k.shape[-1] ** -0.25

@@ -7,6 +7,10 @@
 
 A gate that the loss trains can close, and then there is no loss: that is how the seed documents write them ("cooperative").
 "adversarial" gates have mean 1 over the dimensions and are trained to find the worst. Letters: g classes, s slots, d dimensions.
+
+Where the seeds give no values: kappa 4 and tau_snr 1 (variance against squared mean, from which the ratio speaks), beta' 4 (a
+rounded hinge), class gate b = half an equal share and a = 4 / b (0.02 without samples, 0.98 at an equal share), limits 0.02 and
+0.98 on the mean gate.
 """
 
 import torch

@@ -21,21 +21,18 @@ look alike (4 modes, an offset of 4 standard deviations: variance 3.4 to 4 times
 
 Preset `as_written` is the seed documents' version, for comparison: slots from a learned Gaussian, statistics of y in LayerNorm
 space, per-dimension gate, SNR gate, softplus margin, weights (mass/m)^rho, class gate, a zero loss for the first 100 calls or
-when the gates pass their limits, statistics printed every 200 calls. Its gates close and it defends nothing. Where the seeds give
-no values: kappa 4 and tau_snr 1 (variance against squared mean, from which the ratio speaks), beta' 4 and margin 0 (a rounded
-hinge), rho 1.5 ("dominant slots"), slot_power 2, class gate b = half an equal share and a = 4 / b (0.02 without samples, 0.98 at
-an equal share), limits 0.02 and 0.98 on the mean gate.
+when the gates pass their limits, statistics printed every 200 calls (here at the end of an epoch, because no step waits for the
+device). Its gates close and it defends nothing. Where the seeds give no values: margin 0, rho 1.5 ("dominant slots"), slot_power
+2; those of the gates are in slot_gates.py.
 """
 
 from dataclasses import dataclass
 from math import gcd, log
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from splitveil.distributed import in_group
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
 from splitveil.surrogates.clustering import Clusters, kmeans
@@ -48,8 +45,9 @@ from splitveil.surrogates.groups import (
     skipped_groups,
     weighted_moments,
 )  # fmt: skip
-from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention
-from splitveil.surrogates.slot_gates import CLOSED, LIMITS, Gates, class_gate, softplus_margin
+from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention, projection
+from splitveil.surrogates.slot_gates import CLOSED, Gates, class_gate, softplus_margin
+from splitveil.surrogates.slot_spread import Spread, Verdict, alive_slots, doubt, judge, within_slots
 from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -62,8 +60,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0,
     },
 }  # fmt: skip
-ALIVE = 0.01
-"""Share of a class's samples from which on a slot counts as alive."""
 DRAWS = 64
 """Start slots that are drawn from the learned Gaussian before they repeat: a table, so that runs resume and processes agree."""
 
@@ -103,46 +99,11 @@ class Config(HingeConfig):
     shutoff: int | None = None
     """Calls at the start without slots: equal weights, or a zero loss in `as_written`."""
     print_every: int | None = None
-    """Calls between two printed lines of statistics; 0 for none."""
+    """Calls between two printed lines of statistics, which come at the end of an epoch; 0 for none."""
     bank: int | None = None
     """Features of each class that are remembered; for batches with few samples of a class."""
     capacity: int | None = None
     """Samples of a class that a batch may hold; default from the batch and the largest class."""
-
-
-class Verdict(NamedTuple):
-    """[g] each."""
-
-    alive: Tensor  # number of slots in use
-    collapsed: Tensor  # the alarm
-    fallback: Tensor  # the slots are not used
-
-
-class Spread(NamedTuple):
-    variance: Tensor  # [g, d] within slots, unbiased
-    entropy: Tensor  # [g] of the slots' masses, nats
-    freedom: Tensor  # [g] share of the samples that is left after each slot has taken its mean
-
-
-def within_slots(moments: Weighted, r: Tensor) -> Spread:
-    """Pooled variance inside the slots for shares [g, n, s], each slot's bias 1 - 1/ESS_s corrected."""
-    mass, _, variance = moments
-    total = mass.sum(1, keepdim=True).clamp_min(1e-8)
-    freedom = (mass - r.square().sum(1) / mass.clamp_min(1e-8)).sum(1, keepdim=True)  # sum_s mass_s (1 - 1/ESS_s)
-    pooled = (mass.unsqueeze(2) * variance).sum(1) / freedom.clamp_min(1e-3)
-    share = mass / total
-    entropy = -torch.xlogy(share, share.clamp_min(1e-12)).sum(1)
-    return Spread(pooled, entropy, (freedom / total).squeeze(1).detach())
-
-
-def projection(dim: int, h: int) -> Tensor:
-    """[h, d]: the identity where the features fit, else orthonormal rows, under which unit variances stay so."""
-    return torch.eye(dim) if dim <= h else torch.linalg.qr(torch.randn(dim, h)).Q.T.contiguous()
-
-
-def doubt(weights: Tensor, mask: Tensor) -> Tensor:
-    """Entropy of each sample's attention over its last axis, averaged over the samples: [g, n, s] -> [g] nats."""
-    return (torch.special.entr(weights.detach()).sum(2) * mask).sum(1) / mask.sum(1).clamp_min(1)
 
 
 @SURROGATES.register("slots", Config)
@@ -155,6 +116,7 @@ class Slots(Surrogate):
     weight: Tensor
     variance: Tensor
     calls: Tensor
+    told: Tensor
     noise: Tensor
 
     def __init__(
@@ -192,7 +154,7 @@ class Slots(Surrogate):
         self.register_buffer("centre", torch.zeros(classes, slots, dim))
         self.register_buffer("variance", torch.zeros(classes, slots))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.told = 0  # calls since the last printed line
+        self.register_buffer("told", self.calls.clone(), persistent=False)  # `calls` at the last printed line
         self.statistics: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -207,7 +169,7 @@ class Slots(Surrogate):
     def views(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """What the attention sees of the samples [g, n, h], the slots it starts from [g, s, h], and which do not exist [g, s]."""
         if self.learned:
-            slots = self.slot_mean + self.slot_log_std.exp() * self.noise[self.calls % DRAWS]
+            slots = self.slot_mean + self.slot_log_std.exp() * self.noise[(self.calls % DRAWS).view(1)]  # [1, s, h]
             slots = slots.expand(len(groups.label), -1, -1)
             return self.norm(groups.x) @ self.project.T, slots, torch.zeros_like(slots[..., 0], dtype=torch.bool)
         weight, centre = self.weight[groups.label], self.centre[groups.label]
@@ -248,19 +210,10 @@ class Slots(Surrogate):
         variance = weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1)
         return self.hinge(variance).mean(1), variance
 
-    def judge(self, groups: Groups, mass: Tensor, freedom: Tensor, opening: Tensor, share: Tensor) -> Verdict:
-        """Whether each class's slots can be used; `share` is their penalty over that of equal weights."""
-        alive = (mass > ALIVE * groups.total.unsqueeze(1)).sum(1)
+    def judge(self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor) -> Verdict:
         centres = (self.weight[groups.label] > 0).sum(1)
-        cooperative = self.chosen["gates"] == "cooperative"
-        one_has_all = (alive < 2) & ((centres > 1) | self.learned)
-        collapsed = (opening < CLOSED) | one_has_all | ((share < 0.1) & cooperative)
-        early = self.calls < self.chosen["shutoff"]
-        if self.as_written:
-            beyond = (opening < LIMITS[0]) | (opening > LIMITS[1])
-            return Verdict(alive, collapsed, early | (beyond & cooperative))
-        unknown = (centres == 0) & (not self.learned)
-        return Verdict(alive, collapsed, early | unknown | collapsed | (freedom < 0.5))
+        early, cooperative = self.calls < self.chosen["shutoff"], self.chosen["gates"] == "cooperative"
+        return judge(alive, centres, opening, share, freedom, early, self.learned, cooperative, self.as_written)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
@@ -271,7 +224,8 @@ class Slots(Surrogate):
         found, gate = self.of_slots(moments, spread)
         opening = gate.mean((1, 2))
         share = found.detach() / uniform.detach().clamp_min(1e-12)
-        alive, collapsed, fallback = self.judge(groups, moments.mass.detach(), spread.freedom, opening, share)
+        alive = alive_slots(moments.mass.detach(), groups.total)
+        collapsed, fallback = self.judge(groups, alive, opening, share, spread.freedom)
         if self.as_written:
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
@@ -310,15 +264,13 @@ class Slots(Surrogate):
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
         super().after_step(z, y, finite)
         self.calls += 1
-        self.told += 1
-        if self.chosen["print_every"] and self.told >= self.chosen["print_every"]:
-            self.told = 0
-            self.tell()
 
     def tell(self) -> None:
-        """A line of statistics, as the seed documents print it."""
+        """A line of statistics, as the seed documents print it, if it is due."""
         from splitveil.progress import console
 
-        if not in_group() or dist.get_rank() == 0:
+        every = self.chosen["print_every"]
+        if every and self.calls - self.told >= every:
+            self.told.copy_(self.calls)
             numbers = {name: value.item() for name, value in self.statistics.items() if value.dim() == 0}
             console.print("slots: " + ", ".join(f"{name} {n:.3g}" for name, n in numbers.items()), soft_wrap=True)

@@ -1,12 +1,15 @@
 """What every registered defence must do. A new one is tested here without a line added; OPTIONS can name settings."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from on_device import nobody_waits
+from scipy import stats
 from torch import Tensor, nn
 
 from splitveil import train
@@ -30,15 +33,20 @@ every_defence = pytest.mark.parametrize("name", DEFENCES.names())
 B = 6
 
 
-def make(name: str) -> tuple[Defence, SplitModel]:
-    """The defence with its model around it."""
+def stacked(name: str) -> tuple[Channel, SplitModel]:
+    """The defence behind those that it needs, and the model around them."""
     torch.manual_seed(0)
     stages = nn.Sequential()
     stages.add_module("body", nn.Sequential(nn.Conv2d(3, 10, 3, padding=1), nn.BatchNorm2d(10)))
     stages.add_module("tail", nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(10 * 64, 4)))
-    defence = build(name, **OPTIONS.get(name, {}))
-    stack = [build(other, **OPTIONS.get(other, {})) for other in filter(None, [COMPANIONS.get(name)])]
-    return defence, Channel([*stack, defence]).rebuild(cut_stages(stages, "body", (3, 8, 8)))
+    names = [*filter(None, [COMPANIONS.get(name)]), name]
+    channel = Channel(build(own, **OPTIONS.get(own, {})) for own in names)
+    return channel, channel.rebuild(cut_stages(stages, "body", (3, 8, 8)))
+
+
+def make(name: str) -> tuple[Defence, SplitModel]:
+    channel, model = stacked(name)
+    return channel.defences[-1], model  # type: ignore[return-value]
 
 
 def features(model: SplitModel) -> tuple[Tensor, Tensor]:
@@ -171,6 +179,39 @@ def test_its_penalty_is_a_finite_scalar_if_it_has_one(name: str) -> None:
     z.requires_grad_()
     penalty = defence.penalty(Batch(x, z, defence.send(z, x, seeded()), torch.arange(B) % 4))
     assert penalty is None or (penalty.shape == () and torch.isfinite(penalty) and penalty.requires_grad)
+
+
+@every_defence
+def test_nothing_in_a_step_waits_for_the_device(name: str) -> None:
+    channel, model = stacked(name)
+    channel.on_epoch(5, model)
+    channel, model = channel.to("meta"), model.to("meta")
+    x, y = torch.empty(B, 3, 8, 8, device="meta"), torch.empty(B, dtype=torch.int64, device="meta")
+    with nobody_waits():
+        z = model.edge(x)
+        sent = channel.send(z, x)
+        task = model.cloud(sent).sum()
+        (task + sum(channel.penalties(Batch(x, z, sent, y)))).backward()
+        channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
+
+
+@every_defence
+def test_what_it_says_of_itself_can_be_written_down_and_its_noise_is_added_to_what_is_clean(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    sent = defence.send(z, x, seeded())
+    assert isinstance(json.loads(json.dumps(defence.report())), dict)
+    if defence.noise_std is not None:
+        noise = (sent - defence.clean(z, x)) / defence.noise_std
+        assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 0.01
+
+
+@every_defence
+def test_it_says_so_if_what_it_sends_depends_on_x_beyond_z(name: str) -> None:
+    defence, model = make(name)
+    z, x = features(model)
+    same = torch.equal(defence.send(z, x, seeded()), defence.send(z, 1 - x, seeded()))
+    assert same == (not defence.reads_x)
 
 
 @every_defence

@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_device import nobody_waits
 from torch import Tensor
 
 from splitveil.cem import CEM
@@ -27,6 +28,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "hybrid": [{"attention": "slots"}],
 }  # fmt: skip
 EVERY = [(name, options) for name in SURROGATES.names() for options in [{}, *VARIANTS.get(name, [])]]
+AS_WRITTEN = [(name, {"preset": "as_written"}) for name in ("gated", "slots")]
 every_surrogate = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda value: str(value))
 CLASSES = 3
 
@@ -280,6 +282,16 @@ def test_values_that_cannot_be_measured_are_a_counted_skip(name: str, options: d
     assert z.grad is not None
     assert not z.grad.any()
     assert all(torch.isfinite(parameter).all() for parameter in cem.parameters())
+
+
+@pytest.mark.parametrize(("name", "options"), [*EVERY, *AS_WRITTEN], ids=lambda value: str(value))
+def test_nothing_in_a_step_waits_for_the_device(name: str, options: dict[str, Any]) -> None:
+    surrogate = make(name, options, *batch()).to("meta")
+    z = torch.empty(48, 5, device="meta", requires_grad=True)
+    y, finite = torch.empty(48, dtype=torch.int64, device="meta"), torch.empty((), dtype=torch.bool, device="meta")
+    with nobody_waits():
+        surrogate(z, y).loss.backward()
+        surrogate.after_step(z.detach(), y, finite)
 
 
 @every_surrogate

@@ -33,10 +33,10 @@ def test_its_decoder_learns_to_rebuild_what_is_sent() -> None:
     defence, model = adversarial(inner=2)
     given = batch(model)
     given = given._replace(z=given.z.detach(), sent=given.sent.detach())
-    first = F.mse_loss(defence.decoder(given.sent), given.x).item()
+    first = F.mse_loss(defence.proxy.decoder(given.sent), given.x).item()
     for _ in range(40):
         defence.inner_step(given)
-    assert F.mse_loss(defence.decoder(given.sent), given.x) < 0.5 * first
+    assert F.mse_loss(defence.proxy.decoder(given.sent), given.x) < 0.5 * first
 
 
 @pytest.mark.parametrize("likeness", ["ssim", "mse"])
@@ -46,7 +46,7 @@ def test_its_penalty_reaches_the_edge_and_not_the_decoder(likeness: str) -> None
     assert penalty is not None
     penalty.backward()
     assert all(p.grad is not None and p.grad.any() for p in model.edge.parameters())
-    assert all(p.grad is None and p.requires_grad for p in defence.decoder.parameters())
+    assert all(p.grad is None and p.requires_grad for p in defence.proxy.decoder.parameters())
 
 
 def test_descent_on_the_penalty_makes_the_guess_worse() -> None:
@@ -54,7 +54,7 @@ def test_descent_on_the_penalty_makes_the_guess_worse() -> None:
     given = batch(model)
     for _ in range(30):
         defence.inner_step(given._replace(z=given.z.detach(), sent=given.sent.detach()))
-    before = F.mse_loss(defence.decoder(given.sent.detach()), given.x).item()
+    before = F.mse_loss(defence.proxy.decoder(given.sent.detach()), given.x).item()
     optimizer = torch.optim.SGD(model.edge.parameters(), 0.5)
     for _ in range(20):
         optimizer.zero_grad()
@@ -62,7 +62,7 @@ def test_descent_on_the_penalty_makes_the_guess_worse() -> None:
         assert penalty is not None
         penalty.backward()
         optimizer.step()
-    assert F.mse_loss(defence.decoder(batch(model).sent.detach()), given.x) > before
+    assert F.mse_loss(defence.proxy.decoder(batch(model).sent.detach()), given.x) > before
 
 
 def test_likeness_is_ssim_above_the_target_or_minus_the_error() -> None:

@@ -24,7 +24,7 @@ def test_every_entry_moves_by_epsilon_and_the_decoders_guess_gets_worse() -> Non
     z = model.edge(x).detach()
     sent = own.send(z, x)
     torch.testing.assert_close((sent - z).abs(), torch.full_like(z, 0.01), rtol=1e-3, atol=1e-6)
-    decoder = own.defences[0].decoder.eval()  # type: ignore[union-attr]
+    decoder = own.defences[0].proxy.decoder.eval()  # type: ignore[union-attr]
     assert ssim(decoder(sent), x).mean() < ssim(decoder(z), x).mean()
 
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 from torch import nn
 
 from splitveil import defences
 from splitveil.channel import Channel
-from splitveil.defences.local_dp import LocalDP, clip_norm, gaussian_delta, gaussian_epsilon, gaussian_mu
+from splitveil.defences.local_dp import LocalDP, clip_norm, gaussian_delta, gaussian_epsilon, gaussian_mu, nats_at_most
 from splitveil.registry import UserError
 from splitveil.split import SplitModel
 
@@ -109,7 +109,8 @@ def test_laplace_noise_is_laplace() -> None:
     assert stats.kstest(noise.numpy(), stats.laplace(scale=0.5).cdf).pvalue > 0.01
     assert defence.noise_std is None
     assert "sigma" not in defence.attack_hints.side_information
-    assert defence.report((1, 8))["guarantees"][1] == {"releases": 8, "epsilon": 32.0, "delta": 0.0}
+    row = defence.report((1, 8))["guarantees"][1]
+    assert (row["releases"], row["epsilon"], row["delta"]) == (8, 32.0, 0.0)
 
 
 @pytest.mark.parametrize(("clip", "expected"), [("norm", 2 * 3.0), ("box", 3.0 * 48**0.5)])
@@ -192,3 +193,46 @@ def test_settings_without_a_guarantee_are_refused(options: dict[str, Any], messa
 def test_a_guarantee_for_no_release_is_refused() -> None:
     with pytest.raises(UserError, match="for 0 releases was asked for, must be at least 1"):
         built().report((0,))
+
+
+def bits_of_two_points(noise: Any, apart: float, share: float) -> float:
+    """I(x; z') in bits for an x at -apart/2 or apart/2 under noise of width 1, by integration."""
+    t = np.linspace(-30, 30, 200_001)
+    p, q = noise.pdf(t, -apart / 2), noise.pdf(t, apart / 2)
+    mix = share * p + (1 - share) * q
+    terms = share * special.rel_entr(p, mix) + (1 - share) * special.rel_entr(q, mix)
+    return float(integrate.trapezoid(terms, t) / np.log(2))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_no_release_says_more_than_its_bits(mechanism: str, epsilon: float, share: float) -> None:
+    report = built(mechanism=mechanism, epsilon=epsilon, delta=1e-3).report((1, 4))
+    one, four = (row["bits"] for row in report["guarantees"])
+    noise, width = (stats.norm, "sigma") if mechanism == "gaussian" else (stats.laplace, "scale")
+    apart = report["sensitivity"] / report[width]
+    said = bits_of_two_points(noise, apart, share)
+    assert 0 < said <= one
+    assert four == pytest.approx(4 * one)
+    if mechanism == "gaussian":  # four releases are one with half the noise
+        assert said < bits_of_two_points(noise, 2 * apart, share) <= four
+    if epsilon == 0.1 and share == 0.5:
+        assert said == pytest.approx(one, rel=0.05)  # under much noise the bound is reached
+
+
+@pytest.mark.parametrize("clip", ["norm", "box"])
+def test_the_laplace_bits_hold_wherever_the_clipped_features_lie(clip: str) -> None:
+    defence = attached((6,), mechanism="laplace", epsilon=3.0, clip=clip, bound=2.0)
+    scale, centre = defence.report()["scale"], 1.0 if clip == "box" else 0.0
+    inside = defence.clean(3 * torch.randn(500, 6, generator=seeded()), X)
+    t = (inside - centre).abs() / scale
+    divergence = (t + torch.expm1(-t)).sum(1).max().item()  # from the noise around the centre
+    assert 0 < divergence <= nats_at_most("laplace", 3.0)
+
+
+def test_what_looks_at_the_image_may_stand_before_it_and_not_behind() -> None:
+    proxy, shift, private = defences.build("adversarial"), defences.build("adversarial_noise"), built()
+    with pytest.raises(UserError, match=r"AdversarialNoise comes behind it and looks at the image.* put local_dp last"):
+        private.check([proxy, private, shift])
+    private.check([proxy, shift, private])

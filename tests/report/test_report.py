@@ -178,6 +178,20 @@ def test_the_tables_say_what_the_summaries_say(make: Maker, tmp_path: Path) -> N
     assert ["plain", "7 160", "1 474 560", "8 × 8 × 8", "2 048", "7 160", "1 474 560"] in page.rows
 
 
+def test_what_defences_guarantee_is_shown_where_they_do(make: Maker, tmp_path: Path) -> None:
+    rows = [
+        {"releases": 1, "epsilon": 10.0, "delta": 1e-5, "bits": 0.7216},
+        {"releases": 64, "epsilon": 1280.0, "delta": 1e-5, "bits": 46.18},
+    ]
+    private = make("private", defences=["bottleneck", "local_dp"], reports=[{}, {"guarantees": rows}])
+    html = html_of([make("plain"), make("noisy", reports=[{}]), private], tmp_path)
+    assert "What the defences guarantee" in text_of(html)
+    page = Page(html)
+    assert ["private", "local_dp", "1", "10", "1e-05", "0.722"] in page.rows
+    assert ["64", "1280", "1e-05"] in [row[:3] for row in page.rows]
+    assert "What the defences guarantee" not in text_of(html_of([make("other")], tmp_path))
+
+
 def test_the_verdict_names_the_run_that_leaks_least_and_its_price(make: Maker, tmp_path: Path) -> None:
     text = text_of(html_of([make("plain", {"ridge": 0.01}), make("noisy", {"ridge": 0.03}, accuracy=0.85)], tmp_path))
     assert "noisy leaks least, at a cost of 5.0 points of accuracy against plain (85.0 % against 90.0 %)" in text

@@ -79,3 +79,12 @@ def test_of_each_class_the_better_clusters_are_kept() -> None:
 def test_another_attention_is_refused() -> None:
     with pytest.raises(UserError, match="attention is 'rate'"):
         build("hybrid", dim=3, classes=2, sigma=0.1, attention="rate")
+
+
+@pytest.mark.parametrize("attention", ["gated", "slots"])
+def test_its_attention_is_asked_to_tell(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    surrogate = build("hybrid", dim=4, classes=2, sigma=0.1, attention=attention)
+    asked: list[bool] = []
+    monkeypatch.setattr(surrogate.attention, "tell", lambda: asked.append(True))
+    surrogate.tell()
+    assert asked == [True]

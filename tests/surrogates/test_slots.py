@@ -12,7 +12,8 @@ from splitveil.registry import UserError
 from splitveil.surrogates import build
 from splitveil.surrogates.groups import weighted_moments
 from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention
-from splitveil.surrogates.slots import Slots, within_slots
+from splitveil.surrogates.slot_spread import within_slots
+from splitveil.surrogates.slots import Slots
 
 
 def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:
@@ -141,7 +142,7 @@ def test_as_written_the_gates_close_and_the_alarm_says_so(tails: str) -> None:
     assert after.diagnostics["collapsed"] == 1
 
 
-def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred(
+def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred_when_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     z, y = frozen("gaussian")
@@ -150,6 +151,9 @@ def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred(
     z.requires_grad_()
     for _ in range(201):
         cem.backward(z.sum() * 0, z, y)
+    assert "slots:" not in capsys.readouterr().err  # a step tells nothing
+    for _ in range(3):
+        cem.surrogate.tell()
     assert 100 <= cem.inactive < 110  # a zero that is still part of the graph
     assert cem.skipped == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slots:")]
