@@ -33,9 +33,15 @@ def below(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, leaves: dict[str, Any]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in leaves.items():
         index, key = name.split(".", 1)
+        parameter = parameters[int(index)]
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            value = torch.empty_like(parameter).copy_(
+                value
+            )  # laid out as the parameter is, which fused optimisers insist on
         state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from splitveil import runs, train
 from splitveil.arguments import parse
+from splitveil.checkpoint import restore_optimizer
 from splitveil.commands import train_run
 from splitveil.registry import SURROGATES, UserError
 from splitveil.runs import Run
@@ -339,3 +340,14 @@ def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_
         assert not Run.open(folder).finished()
     train_run(folder, parse(flags))
     assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def test_a_restored_optimizer_lies_in_memory_as_its_parameters_do():
+    """Fused optimisers on a GPU refuse anything else; a checkpoint does not keep the layout."""
+    weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([weight], 0.1, 0.9)
+    momentum = torch.randn(4, 3, 3, 3)
+    restore_optimizer(optimizer, {"0.momentum_buffer": momentum})
+    restored = optimizer.state[weight]["momentum_buffer"]
+    assert torch.equal(restored, momentum)
+    assert restored.stride() == weight.stride() != momentum.stride()

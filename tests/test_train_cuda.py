@@ -7,108 +7,151 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from splitveil import step
+from splitveil import step, train
 from splitveil.arguments import parse
 from splitveil.build import build_parts, build_splits
+from splitveil.capture import Captured, set_lr
 from splitveil.commands import train_run, train_runs
+from splitveil.config import Config
+from splitveil.data.loader import DeviceImages, Feed
 from splitveil.registry import DEFENCES, SURROGATES
 from splitveil.runs import Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-NEEDS = {"adversarial_noise": "adversarial,", "none": ""}
+CUDA = torch.device("cuda")
+NEEDS = {"adversarial_noise": "adversarial,adversarial_noise"}
+
+
+@pytest.fixture(autouse=True)
+def same_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that add in the same order every time: what is left of a difference is not chance."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.fixture
-def on_gpu(small: list[str]) -> list[str]:
+def flags(pictures: Path) -> list[str]:
     """Without bfloat16, so that two ways to compute the same agree in many digits."""
-    return [*small, "--device", "cuda", "--train.no-bf16"]
+    return f"""
+        --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200 --model.width 4
+        --train.epochs 4 --train.batch 32 --train.lr 0.01 --train.no-bf16 --attacks mean_image --device cuda
+    """.split()
 
 
-def losses(run: Run) -> list[float]:
-    return [line[name] for line in run.metrics() for name in ("loss", "val_loss", "cem_loss") if name in line]
+def after_steps(config: Config, capture: bool, compiled: bool = False) -> dict[str, Tensor]:
+    """Weights, channel and surrogate after eight steps in which all of it acts."""
+    task = build_splits(config).task
+    model, channel, cem = parts = build_parts(config, task, CUDA)
+    channel.on_epoch(2, model)
+    pipeline, optimizer = train.assemble(parts, replace(config.train, compile=compiled), world=1)
+    set_lr(optimizer, config.train.lr)
+    feed, noise, means = Feed(DeviceImages(task, CUDA), 16, config.train.augment), torch.Generator(CUDA), step.Means()
+    feed.begin(0, 0)
+    noise.manual_seed(0)
+    torch.manual_seed(0)
+    pipeline.train()
+    if cem is not None:
+        cem.schedule(9, 0.01)
+        train.refresh(parts, DeviceImages(task, CUDA), 0, 9)
+
+    def body() -> None:
+        x, y = feed.next()
+        step.train_step(pipeline, channel, cem, optimizer, x, y, noise, 0.0, False, means)
+
+    launch = Captured(body, CUDA, [noise], None if capture else "for comparison")
+    for _ in range(8):
+        launch()
+    assert (launch.graph is not None) == capture, launch.why_not
+    assert means.read()["loss"] > 0
+    return pipeline.state_dict() | ({} if cem is None else {f"cem.{k}": v for k, v in cem.state_dict().items()})
 
 
-def trained(folder: Path, config: Any) -> list[float]:
-    return losses(train_run(folder, config)[0])
+def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 @pytest.mark.parametrize("surrogate", SURROGATES.names())
-def test_a_captured_step_trains_as_an_eager_one(surrogate: str, on_gpu: list[str], tmp_path: Path, capfd: Any):
-    config = parse([*on_gpu, "--cem.surrogate", surrogate])
-    captured = trained(tmp_path / "captured", config)
-    assert "not captured" not in capfd.readouterr().err
-    eager = trained(tmp_path / "eager", replace(config, train=replace(config.train, capture=False)))
-    assert captured == pytest.approx(eager, rel=2e-3)
+def test_a_captured_step_computes_what_an_eager_one_does(surrogate: str, flags: list[str]):
+    config = parse(
+        [*flags, "--defences", "bottleneck,gaussian", "--defences.1.sigma", "0.1", "--cem.surrogate", surrogate]
+    )
+    assert_alike(after_steps(config, capture=True), after_steps(config, capture=False), 1e-3)
 
 
 @pytest.mark.parametrize("defence", DEFENCES.names())
-def test_every_defence_can_be_captured(defence: str, on_gpu: list[str], tmp_path: Path, capfd: Any):
-    stack = f"{NEEDS.get(defence, '')}{defence}"
-    config = parse([*on_gpu, "--defences", stack, "--cem.surrogate", "none"])
-    captured = trained(tmp_path / "captured", config)
-    assert "not captured" not in capfd.readouterr().err
-    eager = trained(tmp_path / "eager", replace(config, train=replace(config.train, capture=False)))
-    assert captured == pytest.approx(eager, rel=1e-2)
+def test_every_defence_can_be_captured(defence: str, flags: list[str]):
+    config = parse([*flags, "--defences", NEEDS.get(defence, defence)])
+    assert_alike(after_steps(config, capture=True), after_steps(config, capture=False), 1e-3)
 
 
-def test_runs_side_by_side_train_as_alone(on_gpu: list[str], tmp_path: Path):
-    configs = {name: parse([*on_gpu, "--seed", name, "--cem.surrogate", "kmeans"]) for name in ("1", "2", "3")}
-    runs = train_runs({tmp_path / "together" / name: config for name, config in configs.items()})
-    for (run, _, _), (name, config) in zip(runs, configs.items()):
-        assert losses(run) == pytest.approx(trained(tmp_path / "alone" / name, config), rel=2e-3)
+def test_compiled_kernels_compute_the_same(flags: list[str]):
+    config = parse(
+        [*flags, "--defences", "bottleneck,gaussian", "--defences.1.sigma", "0.1", "--cem.surrogate", "rate"]
+    )
+    assert_alike(after_steps(config, True, compiled=True), after_steps(config, True), 1e-2)
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(on_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from splitveil import train
+def losses(run: Run) -> list[float]:
+    return [line[name] for line in run.metrics() for name in ("loss", "val_loss")]
 
-    config = parse([*on_gpu, "--cem.surrogate", "gated"])
-    whole = trained(tmp_path / "whole", config)
+
+@pytest.fixture
+def config(flags: list[str]) -> Config:
+    return parse([*flags, "--defences", "bottleneck,gaussian", "--cem.surrogate", "uniform", "--cem.warmup", "1"])
+
+
+def test_runs_side_by_side_train_as_alone(config: Config, tmp_path: Path):
+    configs = {tmp_path / "together" / str(seed): replace(config, seed=seed) for seed in (1, 2, 3)}
+    for run, _, _ in train_runs(configs):
+        alone, _, _ = train_run(tmp_path / "alone" / run.folder.name, run.config)
+        assert losses(run) == pytest.approx(losses(alone), rel=2e-3)
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, _, _ = train_run(tmp_path / "whole", config)
     with monkeypatch.context() as patch:
         validate, calls = train.validate, []
 
-        def killed_in_the_second_epoch(*args: Any) -> Any:
+        def killed_in_the_third_epoch(*args: Any) -> Any:
             calls.append(args)
-            if len(calls) == 2:
+            if len(calls) == 3:
                 raise KeyboardInterrupt
             return validate(*args)
 
-        patch.setattr(train, "validate", killed_in_the_second_epoch)
+        patch.setattr(train, "validate", killed_in_the_third_epoch)
         with pytest.raises(KeyboardInterrupt):
             train_run(tmp_path / "resumed", config)
-    assert trained(tmp_path / "resumed", config) == pytest.approx(whole, rel=2e-3)
+    resumed, _, _ = train_run(tmp_path / "resumed", config)
+    assert losses(resumed) == pytest.approx(losses(whole), rel=2e-3)
 
 
 def test_a_model_that_waits_for_the_device_is_trained_without_capture_and_it_is_said(
-    on_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
+    captured, _, _ = train_run(tmp_path / "captured", config)
+    assert "not captured" not in capfd.readouterr().err
     forward = step.Pipeline.forward
 
-    def waits(self: step.Pipeline, x: torch.Tensor, *args: Any) -> Any:
+    def waits(self: step.Pipeline, x: Tensor, *args: Any) -> Any:
         assert x.sum().item() > 0
         return forward(self, x, *args)
 
-    config = parse(on_gpu)
-    whole = trained(tmp_path / "captured", config)
     monkeypatch.setattr(step.Pipeline, "forward", waits)
-    assert trained(tmp_path / "eager", config) == pytest.approx(whole, rel=2e-3)
+    eager, _, _ = train_run(tmp_path / "eager", config)
+    assert losses(eager) == pytest.approx(losses(captured), rel=2e-3)
     said = " ".join(capfd.readouterr().err.split())
     assert len(re.findall("warning: the step is not captured as a CUDA graph, which makes it slower: ", said)) == 1
 
 
-def test_compiled_kernels_compute_the_same(on_gpu: list[str], tmp_path: Path):
-    config = parse([*on_gpu, "--cem.surrogate", "rate"])
-    compiled = trained(tmp_path / "compiled", replace(config, train=replace(config.train, compile=True)))
-    assert compiled == pytest.approx(trained(tmp_path / "plain", config), rel=1e-2)
-
-
-def test_the_memory_of_a_captured_run_is_given_back(on_gpu: list[str], tmp_path: Path):
-    config = parse(on_gpu)
-    splits = build_splits(config)
-    build_parts(config, splits.task, torch.device("cuda"))
-    trained(tmp_path / "first", config)
+def test_the_memory_of_a_captured_run_is_given_back(config: Config, tmp_path: Path):
+    train_run(tmp_path / "first", config)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    trained(tmp_path / "second", config)
+    train_run(tmp_path / "second", config)
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() <= before + 2**20
