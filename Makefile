@@ -1,6 +1,7 @@
 # make demo   from a fresh clone to a report: creates .venv, installs, runs the main job on the bundled images
 # make test   installs what tests need and runs them all
 # make lint   ruff and pyright
+# make bench  what steps, surrogates and refreshes cost, in about 3 minutes; fails if a ratio got more than 20 % worse
 # make tables every defence with and without CEM on the bundled images: hours on two cores, resumable
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 # The pip of PYTHON installs into .venv, so that venv needs no ensurepip (Debian packs that separately).
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint tables clean
+.PHONY: demo test lint bench tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/splitveil demo
@@ -21,6 +22,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/splitveil bench --device cpu --batches 128 --against benchmarks/measured/bench_cpu.json
 
 tables: $(VENV)/.installed
 	$(BIN)/python benchmarks/tables.py

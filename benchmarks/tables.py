@@ -8,7 +8,7 @@
 
 "+CEM" adds kmeans at its defaults, strength 0.08; sigma 0.3 sets its tau where there is no noise. The architecture, the training
 and the attack suite are the demo's: 20 epochs, so schedules of the paper's 240 are shortened in proportion. Cost is the time of a
-training step over an undefended one, measured in turns (surrogate_cost.py). results/tables_fashion.json is written after every
+training step over an undefended one, measured in turns (splitveil bench). results/tables_fashion.json is written after every
 row that is finished, with those that are.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from finish import finish
-from surrogate_cost import BASE, ROUNDS, in_turns, random_images, steps_of
 
+from splitveil.bench import BASE, ROUNDS, in_turns, random_images, steps_of
 from splitveil.build import build_parts, pick_device
 from splitveil.config import Config, from_dict
 from splitveil.data.augment import AugmentConfig

@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "accuracy, leak, cost and flags of an attacked run: evaluate RUN…",
     "report": "one HTML file from one or more runs: report RUN… [--out FILE]",
     "list": "what there is: surrogates, defences, attacks, models, data sets",
+    "bench": "what a step, a surrogate and a refresh cost, as ratios: bench [--only A,B] [--against FILE]",
     "data": "read, check and, if asked, download a data set: data check|prepare NAME [flags]",
 }
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from splitveil.arguments import HELP, choose, parse
+from splitveil.attacks import label_of
 from splitveil.build import build_parts, build_splits, pick_device
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
@@ -158,7 +159,7 @@ def attack_command(arguments: list[str]) -> None:
             choose(table, "attacks", names)
             run = Run.create(folder, from_dict(table))
         attack_run(run, checked_splits(run), pick_device(run.config.device))
-        print(f"{folder}: attacked by {', '.join(type(a).method for a in run.config.attacks)}")
+        print(f"{folder}: attacked by {', '.join(label_of(attack) for attack in run.config.attacks)}")
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -187,6 +188,17 @@ def demo_command(arguments: list[str]) -> None:
         )
         return
     demo(root / "demo", arguments)
+
+
+def bench_command(arguments: list[str]) -> None:
+    """Measured ratios; exit code 3 if one got worse than in the file that `--against` names."""
+    from splitveil.bench.command import USAGE, bench
+
+    if HELP & set(arguments):
+        print(USAGE)
+        return
+    if not bench(arguments):
+        sys.exit(3)
 
 
 def list_command(arguments: list[str]) -> None:

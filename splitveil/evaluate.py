@@ -5,6 +5,7 @@ evaluate_run(run)    accuracy with the channel on, ceiling, bits, cost, flags ->
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splitveil.alarms import loss_share
-from splitveil.attacks import Attack
+from splitveil.attacks import Attack, label_of
 from splitveil.attacks.mean_image import mean_of
 from splitveil.build import Parts, build_parts
 from splitveil.channel import Channel
@@ -76,6 +77,14 @@ def observe(
         yield x, Observation(sent, logits, y if threat.labels else None)
 
 
+def on_the_wire(parts: Parts, images: DeviceImages, seed: int) -> Tensor:
+    """What the devices sent, once for each image: [n, *z_shape]; noise of its own, not that of the observations."""
+    generator = stream(images.device, seed, "wire")
+    return torch.cat(
+        [seen.z[:, 0] for _, seen in observe(parts.model, parts.channel, images, ThreatModel(), generator)]
+    )
+
+
 def score(attack: Attack, parts: Parts, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:
     """One row for each test image, and all reconstructions. The noise comes from a seed that the attack does not know."""
     generator = stream(test.device, seed, "observation")
@@ -101,7 +110,7 @@ def sample_index(labels: np.ndarray, count: int = SAMPLES) -> np.ndarray:
 
 
 def attack_folder(run: Run, config: Any) -> Path:
-    return run.folder / "attacks" / f"{type(config).method}-{run.config.seed}"
+    return run.folder / "attacks" / f"{label_of(config)}-{run.config.seed}"
 
 
 def options_of(config: Any) -> dict[str, Any]:
@@ -120,12 +129,14 @@ def done_before(folder: Path, options: dict[str, Any], weights: str) -> bool:
 
 def build_attacks(config: Config) -> list[Attack]:
     """The attacks of a config, each with a seed of its own."""
-    names = [type(attack).method for attack in config.attacks]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(
-            f"attacks: {min(twice)} is there twice; one run holds one of each, give the other its own --name"
-        )
-    seeds = [seed_of(config.seed, "attack", name) for name in names]
+    names = [label_of(attack) for attack in config.attacks]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"attacks: {name} is there twice; give one of them a label of its own, such as {name}-2")
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
+            raise UserError(f"attacks: label is {name!r}, must be of letters, digits and _ . + -: it names a folder")
+    attempts = [getattr(attack, "attempt", 0) for attack in config.attacks]
+    seeds = [seed_of(config.seed, "attack", name, *([i] if i else [])) for name, i in zip(names, attempts)]
     return [ATTACKS.of(attack).make_from(attack, seed=seed) for attack, seed in zip(config.attacks, seeds)]
 
 
@@ -138,7 +149,7 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
     weights = weights_digest(run)
     test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
     for config, attack in zip(run.config.attacks, attacks):
-        name, folder, options = type(config).method, attack_folder(run, config), options_of(config)
+        name, folder, options = label_of(config), attack_folder(run, config), options_of(config)
         if done_before(folder, options, weights):
             continue
         knows = "; ".join(f"{what} {value}" for what, value in attack.requires.describe().items())
@@ -153,7 +164,8 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
                 last = done / total
 
             attack.on_progress = show
-            attack.fit(grant(attack.requires, parts.model, parts.channel, auxiliary, device, attack.seed))
+            captured = on_the_wire(parts, test, run.config.seed) if attack.requires.captured else None
+            attack.fit(grant(attack.requires, parts.model, parts.channel, auxiliary, device, attack.seed, captured))
             rows, rebuilt = score(attack, parts, test, run.config.seed)
             show(1, 1)
         save_attack(folder, rows, rebuilt, test, sample_index(splits.test.labels), {
@@ -242,7 +254,7 @@ def finished_attacks(run: Run, weights: str) -> dict[str, dict[str, Any]]:
         folder = attack_folder(run, config)
         if not done_before(folder, options_of(config), weights):
             raise UserError(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
-        found[type(config).method] = read_attack(folder)
+        found[label_of(config)] = read_attack(folder)
     return found
 
 

@@ -77,8 +77,9 @@ class Entry:
         return self.make_from(self.configure(options), **(given or {}))
 
     def make_from(self, config: Any, **given: Any) -> Any:
-        """Build from a Config instance: it is taken apart here, methods see plain arguments."""
-        fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        """Build from a Config instance: it is taken apart here, methods see plain arguments; but not what says `build: False`."""
+        used = [field.name for field in dataclasses.fields(config) if field.metadata.get("build", True)]
+        fields = {name: getattr(config, name) for name in used}
         return self.build(**given, **fields)
 
 

@@ -4,6 +4,7 @@ The rule is enforced by data flow: what a threat model denies is None in Access,
 Only `splitveil.evaluate` has both the images and their reconstructions.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,8 @@ class ThreatModel:
 
     encoder_weights: bool = False
     """Has the edge's parameters (white box)."""
+    architecture: bool = False
+    """Has the edge's layers, without their parameters."""
     cloud_weights: bool = False
     """Has the cloud's parameters, as the server does."""
     queries: bool = True
@@ -34,18 +37,21 @@ class ThreatModel:
     """Own images: none, from elsewhere, from the same distribution but disjoint, or the training images themselves."""
     labels: bool = False
     """Knows the class of the image that it rebuilds."""
+    captured: bool = False
+    """Has collected what the devices sent before it sets to work: z of all images that it will rebuild, none of the images."""
     observations: int = 1
     """Releases of the same image that it sees."""
 
     def describe(self) -> dict[str, str]:
         """Who knows what, in words, for the report and the terminal."""
         return {
-            "edge weights": "known" if self.encoder_weights else "unknown",
+            "edge weights": "known" if self.encoder_weights else "unknown" + ", architecture known" * self.architecture,
             "cloud weights": "known" if self.cloud_weights else "unknown",
             "queries": "own images through edge and channel" if self.queries else "none",
             "defence": "known" if self.channel else "unknown",
             "own images": self.auxiliary,
             "label of the target": "known" if self.labels else "unknown",
+            "captured features": "those of all targets" if self.captured else "none",
             "releases of one image": str(self.observations),
         }
 
@@ -73,24 +79,45 @@ class Query:
         return torch.stack([self._channel.send(z, x, self.generator) for _ in range(self._repeats)], 1)
 
 
+class Untrained:
+    """Edges of the victim's architecture with parameters drawn anew, one at each call; holds none of the victim's own."""
+
+    def __init__(self, edge: nn.Module) -> None:
+        self._template = copy.deepcopy(edge)
+        self()  # overwrites the copy: the victim's parameters must not be here
+
+    def __call__(self) -> nn.Module:
+        for module in self._template.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+            else:
+                for parameter in module.parameters(recurse=False):
+                    nn.init.normal_(parameter, std=0.02)
+        return copy.deepcopy(self._template).requires_grad_()
+
+
 @dataclass(frozen=True)
 class Access:
     """What a threat model grants; what it denies is None."""
 
     x_shape: tuple[int, ...]
     z_shape: tuple[int, ...]
+    classes: int
     edge: nn.Module | None
+    architecture: Untrained | None
     cloud: nn.Module | None
     query: Query | None
     channel: Channel | None
     hints: tuple[AttackHints, ...] | None
     auxiliary: DeviceImages | None
+    captured: Tensor | None  # [n, *z_shape]
 
 
 def grant(
-    threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int
-) -> Access:
-    """The Access of a threat model; `auxiliary` are the attacker's own images."""
+    threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int,
+    captured: Tensor | None = None,
+) -> Access:  # fmt: skip
+    """The Access of a threat model; `auxiliary` are the attacker's own images, `captured` is what went over the wire."""
     if threat.auxiliary not in ("none", "same distribution"):
         raise UserError(
             f"no attacker can be given {threat.auxiliary!r} images yet; a run holds those of the same distribution"
@@ -100,10 +127,13 @@ def grant(
     return Access(
         x_shape=model.x_shape,
         z_shape=model.z_shape,
+        classes=auxiliary.classes,
         edge=model.edge if threat.encoder_weights else None,
+        architecture=Untrained(model.edge) if threat.architecture else None,
         cloud=model.cloud if threat.cloud_weights else None,
         query=Query(model.edge, channel, generator, threat.observations) if threat.queries else None,
         channel=channel if threat.channel else None,
         hints=channel.hints if threat.channel else None,
         auxiliary=auxiliary if threat.auxiliary != "none" else None,
+        captured=captured if threat.captured else None,
     )

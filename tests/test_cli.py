@@ -18,8 +18,9 @@ from splitveil import evaluate, runs
 from splitveil.__main__ import COMMANDS, main
 from splitveil.arguments import parse
 from splitveil.commands import runs_in, train_run
+from splitveil.config import from_dict, to_dict
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
-from splitveil.runs import Run
+from splitveil.runs import Run, read_json
 
 
 class Outcome:
@@ -466,3 +467,15 @@ def test_a_run_whose_metrics_were_deleted_says_so(splitveil: Callable[..., Outco
     splitveil("attack", str(run_folder))
     (run_folder / "metrics.jsonl").unlink()
     assert refused(splitveil("evaluate", str(run_folder)), "metrics.jsonl is missing or empty")
+
+
+def test_one_method_may_attack_twice_under_two_labels(splitveil: Callable[..., Outcome], run_folder: Path):
+    twice = [{"name": "ridge", "passes": 1}, {"name": "ridge", "passes": 1, "label": "ridge-2", "attempt": 1}]
+    table = to_dict(Run.open(run_folder).config) | {"attacks": twice}
+    Run.create(run_folder, from_dict(table))
+    assert splitveil("attack", str(run_folder)).code == 0
+    assert splitveil("evaluate", str(run_folder)).code == 0
+    assert list(read_json(run_folder / "summary.json")["attacks"]) == ["ridge", "ridge-2"]
+    twice[1]["label"] = "../escape"
+    Run.create(run_folder, from_dict(table))
+    assert refused(splitveil("attack", str(run_folder)), "label is '../escape', must be of letters, digits")

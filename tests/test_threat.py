@@ -42,18 +42,35 @@ def setting(sigma: float = 0.5) -> tuple[SplitModel, Channel]:
 
 DENIED = {
     "encoder_weights": ["edge"], "cloud_weights": ["cloud"], "queries": ["query"], "channel": ["channel", "hints"],
+    "architecture": ["architecture"], "captured": ["captured"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("field", [*DENIED, "auxiliary"])
 def test_what_the_threat_model_denies_is_none_and_the_rest_is_there(field: str) -> None:
-    everything = ThreatModel(encoder_weights=True, cloud_weights=True)
+    everything = ThreatModel(encoder_weights=True, cloud_weights=True, architecture=True, captured=True)
+    wire = torch.zeros(7, 2, 4, 4)
     threat = replace(everything, **{field: "none" if field == "auxiliary" else False})
     model, channel = setting()
-    access = grant(threat, model, channel, images(), CPU, 0)
+    access = grant(threat, model, channel, images(), CPU, 0, wire)
     missing = {name for name, value in vars(access).items() if value is None}
     assert missing == set(DENIED.get(field, ["auxiliary"]))
-    assert None not in vars(grant(everything, model, channel, images(), CPU, 0)).values()
+    assert None not in vars(grant(everything, model, channel, images(), CPU, 0, wire)).values()
+
+
+def test_the_architecture_comes_without_the_victims_parameters() -> None:
+    model, channel = setting()
+    access = grant(ThreatModel(architecture=True), model, channel, images(), CPU, 0)
+    assert access.architecture is not None and access.edge is None
+    first, second = access.architecture(), access.architecture()
+    victim = {
+        name: value for name, value in model.edge.named_parameters() if value.std() > 0
+    }  # not BatchNorm's ones and zeros
+    for name, value in victim.items():
+        for edge in (first, second, access.architecture._template):
+            assert dict(edge.named_parameters())[name].shape == value.shape
+            assert not torch.equal(dict(edge.named_parameters())[name], value)
+    assert not torch.equal(first[0].weight, second[0].weight)  # type: ignore[index]
 
 
 def test_the_default_is_the_black_box_with_queries() -> None:
@@ -91,7 +108,8 @@ def test_a_seed_gives_the_same_queries_again() -> None:
 
 def test_the_threat_model_is_told_in_words_and_every_field_counts() -> None:
     base = ThreatModel()
-    other = ThreatModel(True, True, False, False, "none", True, 4)
+    yes = dict.fromkeys(("encoder_weights", "architecture", "cloud_weights", "labels", "captured"), True)
+    other = ThreatModel(**yes, queries=False, channel=False, auxiliary="none", observations=4)  # type: ignore[arg-type]
     for field in vars(base):
         changed = replace(base, **{field: getattr(other, field)})
         differing = {key for key, words in base.describe().items() if changed.describe()[key] != words}

@@ -6,7 +6,8 @@ x_hat = attack.reconstruct(observation)         # [n, c, h, w] in [0, 1]; the im
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -14,10 +15,26 @@ from splitveil.registry import ATTACKS
 from splitveil.threat import Access, Observation, ThreatModel
 
 
+@dataclass(frozen=True)
+class AttackConfig:
+    """The options that every attack has; they say how it stands in a run, and not what it does."""
+
+    label: str = field(default="", metadata={"build": False})
+    """What it is called in results, if not by its name; a run can be attacked twice by one method under two labels."""
+    attempt: int = field(default=0, metadata={"build": False})
+    """The same attack again, from other random numbers."""
+
+
+def label_of(config: Any) -> str:
+    """What an attack is called in results; a config that is no AttackConfig has its name."""
+    return getattr(config, "label", "") or type(config).method
+
+
 class Attack:
     """Base of all attacks: the constructor stores, `fit` learns and returns self, learned things end in "_"."""
 
-    requires: ClassVar[ThreatModel] = ThreatModel()
+    requires: ThreatModel = ThreatModel()
+    """What it must be granted; an attack whose options decide that sets it in its constructor."""
     losses_: list[float]
     """The attacker's own loss over its training, if it trains: evidence of convergence."""
 

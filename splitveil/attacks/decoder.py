@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splitveil.attacks import Attack
+from splitveil.attacks import Attack, AttackConfig
 from splitveil.capture import Captured, lr_on, set_lr
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
@@ -24,7 +24,7 @@ from splitveil.threat import Access, Observation
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(AttackConfig):
     blocks: int = 8
     """ResBlocks at the resolution of z (N)."""
     width: int = 64

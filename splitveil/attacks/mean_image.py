@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitveil.attacks import Attack
+from splitveil.attacks import Attack, AttackConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.registry import ATTACKS
 from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(AttackConfig):
     pass
 
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitveil.attacks import Attack
+from splitveil.attacks import Attack, AttackConfig
 from splitveil.registry import ATTACKS, UserError
 from splitveil.threat import Access, Observation
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(AttackConfig):
     passes: int = 4
     """Times each of the attacker's images is sent, each with fresh noise."""
 
