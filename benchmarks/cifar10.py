@@ -32,6 +32,8 @@ PUBLISHED = {  # Xia et al., CVPR 2025, Tables 1 and 4: accuracy, decoder MSE ("
     "noise_arl": ((87.78, 0.0336, 0.501, 14.73), (87.62, 0.0355, 0.484, 14.48)),
 }
 PAPER_EPOCHS = 240
+FORMATS = {"accuracy": ".4f", "mse": ".5f", "ssim": ".3f", "psnr": ".2f"}
+PRINTED = FORMATS | {"mse": ".4f"}  # the paper gives no more digits
 
 
 def config_of(row: str, cem: bool, options: argparse.Namespace) -> Config:
@@ -58,6 +60,20 @@ def line_of(row: str, cem: bool, summary: dict[str, Any]) -> dict[str, Any]:
         "mse": attack["mse"], "mse_ci95": attack["mse_ci95"], "ssim": attack["ssim"], "psnr": attack["psnr"],
         "bits": summary["bits"], "published": published, "flags": sorted({flag["flag"] for flag in summary["flags"]}),
     }  # fmt: skip
+
+
+def markdown(lines: list[dict[str, Any]]) -> str:
+    """The table of the docs: ours, and the published numbers in columns of their own."""
+    table = [
+        "| row | accuracy | decoder MSE | SSIM | PSNR | published: accuracy | MSE | SSIM | PSNR |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for line in lines:
+        theirs = line["published"] or {}
+        given = [f"{theirs[name]:{form}}" if theirs.get(name) else "" for name, form in PRINTED.items()]
+        ours = [f"{line[name]:{form}}" for name, form in FORMATS.items()]
+        table.append(f"| {' | '.join([line['row'], *ours, *given])} |")
+    return "\n".join(table)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ row that is finished, with those that are.
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import torch
@@ -118,6 +119,36 @@ def line_of(part: str, row: str, summary: dict[str, Any], cost: float | None) ->
         "device": summary["environment"]["device"],
         "flags": sorted({flag["flag"] for flag in summary["flags"]}),
     }  # fmt: skip
+
+
+def cells(lines: list[dict[str, Any]]) -> str:
+    """Means over the seeds: accuracy, MSE, SSIM, step cost."""
+    accuracy, mse, ssim = (fmean(line[name] for line in lines) for name in ("accuracy", "mse", "ssim"))
+    return f"{accuracy:.4f} | {mse:.5f} | {ssim:.3f} | {lines[0]['step_cost']:.2f}"
+
+
+def markdown(lines: list[dict[str, Any]], part: str) -> str:
+    """A part of the table as the docs show it; with several seeds also what CEM gains, and loses, from seed to seed."""
+    by_row: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["part"] == part:
+            by_row.setdefault(line["row"], []).append(line)
+    several = len(next(iter(by_row.values()))) > 1
+    last = "MSE with CEM over without (lowest, highest) | points lost (lowest, highest)" if several else "flags"
+    head = f"| defence | accuracy | attack MSE | SSIM | step cost | + CEM: accuracy | attack MSE | SSIM | step cost | {last} |"
+    table = [head, "|" + "---|" * (head.count("|") - 1)]
+    for row, plain in by_row.items():
+        if row.endswith(" + CEM"):
+            continue
+        cem = by_row[f"{row} + CEM"]
+        end = ", ".join(sorted({flag for line in plain + cem for flag in line["flags"]}))
+        if several:
+            gains = [b["mse"] / a["mse"] for a, b in zip(plain, cem)]
+            lost = [100 * (a["accuracy"] - b["accuracy"]) for a, b in zip(plain, cem)]
+            end = f"{geometric_mean(gains):.2f} ({min(gains):.2f}, {max(gains):.2f}) | "
+            end += f"{fmean(lost):+.2f} ({min(lost):+.2f}, {max(lost):+.2f})"
+        table.append(f"| {row} | {cells(plain)} | {cells(cem)} | {end} |")
+    return "\n".join(table)
 
 
 def main() -> None:

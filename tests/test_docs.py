@@ -77,3 +77,16 @@ def test_pictures_are_small() -> None:
     sizes = {path.name: path.stat().st_size for path in PAGES.glob("*.png")}
     assert {f"{name}.png" for name in SURROGATES.names()} | {"comparison.png"} == set(sizes)
     assert max(sizes.values()) < 60_000
+
+
+@pytest.mark.parametrize("part", ["every", "paper"])
+def test_the_tables_of_defences_are_what_the_results_say(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = json.loads((ROOT / "results" / "tables_fashion.json").read_text())
+    page = (ROOT / "docs" / "defences" / "README.md").read_text()
+    assert benchmark("tables", monkeypatch).markdown(results["lines"], part) in page
+
+
+def test_the_table_of_cifar_10_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = json.loads((ROOT / "results" / "cifar10.json").read_text())
+    page = (ROOT / "docs" / "defences" / "README.md").read_text()
+    assert benchmark("cifar10", monkeypatch).markdown(results["lines"]) in page
