@@ -251,11 +251,12 @@ class CEM(nn.Module):
         # Each process back-propagates its own rows of a loss over all rows; DDP averages, so the sum needs this factor.
         gradient = own.grad * (len(features) // len(own)) if own.grad is not None else torch.zeros_like(own)
         pulls = [p.grad for p in self.surrogate.parameters() if p.grad is not None]
-        largest = torch.linalg.vector_norm(gradient, torch.inf)  # NaN if one is in there
-        rest = torch.nn.utils.get_total_norm([output.loss, *pulls], torch.inf)
-        finite = everywhere(torch.isfinite(largest) & torch.isfinite(rest))
+        low, high = torch.aminmax(gradient)  # NaN if one is in there
+        rest = torch.cat([output.loss.view(1), *(pull.flatten() for pull in pulls)])
+        ends = torch.stack([low, high, *torch.aminmax(rest)])
+        finite = everywhere(ends.isfinite().all())
         self.skipped += ~finite
-        self.inactive += finite & (largest == 0)
+        self.inactive += finite & (low == 0) & (high == 0)
         if self.optimizer is not None:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()

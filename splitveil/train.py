@@ -66,7 +66,7 @@ class TrainConfig:
     capture: bool = True
     """On CUDA, record the step once and replay it as a whole; false starts every kernel from Python, several times slower."""
     compile: bool = False
-    """On CUDA, let torch.compile fuse kernels: a minute or two once, then faster steps. Pays in runs of many epochs."""
+    """On CUDA, let torch.compile fuse kernels and cuDNN try its algorithms: half a minute once. Pays in runs of many epochs."""
     checkpoint_every: int = 1
     """Epochs between checkpoints: what a kill can cost at most."""
     tensorboard: bool = False
@@ -168,8 +168,10 @@ def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module
     """The pipeline, and the task's optimiser over its parameters as they are now."""
     compiled = config.compile and next(parts.model.parameters()).is_cuda
     pipeline: nn.Module = Pipeline(parts.model, parts.channel, compiled)
-    if compiled and parts.cem is not None:
-        parts.cem.surrogate.compile()
+    if compiled:
+        torch.backends.cudnn.benchmark = True  # time at the start for time in every step, as compiling is
+        if parts.cem is not None:
+            parts.cem.surrogate.compile()
     parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
     if world > 1:
         own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}

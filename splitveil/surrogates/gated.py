@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
-from splitveil.surrogates.groups import by_class, over_groups, share_of_groups, skipped_groups, weighted_moments
+from splitveil.surrogates.groups import by_class, over_groups, placed, share_of_groups, skipped_groups, weighted_moments
 from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -139,19 +139,27 @@ class Gated(Surrogate):
         variance = variance.sum(1, keepdim=True) if self.form == "trace" else variance
         return self.hinge(variance).mean(1), variance
 
-    def attend(self, normalised: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
-        a = attention(gate_logits(normalised, self.V, self.U, self.w), mask)
+    def attend(self, logits: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
+        a = attention(logits, mask)
         return keep_entropy(keep_effective(a, equal, self.ess_floor), equal, self.entropy_floor)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., d] normalised samples -> [...]."""
+        return gate_logits(x, self.V, self.U, self.w)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
         x, mask, total = groups.x, groups.mask, groups.total
         equal = mask / total.clamp_min(1).unsqueeze(1)
         uniform, _ = self.penalty(x, equal)
-        normalised = self.norm(x)
-        measured = normalised if self.space == "normalised" else x
         cooperative = self.objective == "cooperative"
-        a = self.attend(normalised if cooperative else normalised.detach(), mask, equal)
+        if self.space == "raw" and self.bank is None and not cooperative:
+            measured = x
+            a = self.attend(placed(self.logits(self.norm(self.flat(z).detach())), groups), mask, equal)
+        else:  # the same on the padded groups, which hold what is remembered, and more rows
+            normalised = self.norm(x)
+            measured = normalised if self.space == "normalised" else x
+            a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
         found, variance = self.penalty(measured, a if cooperative else a.detach())
         penalty = found
         if self.objective == "adversarial":

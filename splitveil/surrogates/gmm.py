@@ -189,8 +189,8 @@ class GMM(Surrogate):
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
-        x, mask, label, count, overflow = groups
-        nats, variance, entropy, known = self.measure(x, mask, label)
+        mask, count = groups.mask, groups.count
+        nats, variance, entropy, known = self.measure(groups.x, mask, groups.label)
         usable = known | (mask.sum(1) > 1)
         beta = torch.where(usable, count, 0) / count.sum().clamp_min(1)  # [g]
         there = count > 0
@@ -203,6 +203,6 @@ class GMM(Surrogate):
             "components_used": (self.weight > 0).sum() / (self.weight > 0).any(1).sum().clamp_min(1),
             "fallback": (there & ~known).sum() / there.sum().clamp_min(1),
             "skipped_classes": (there & ~usable).sum(),
-            "overflow": overflow,
+            "overflow": groups.overflow,
         }
         return SurrogateOutput((beta * nats).sum() / self.dim, uniform.detach(), diagnostics)

@@ -21,6 +21,7 @@ class Groups(NamedTuple):
     label: Tensor  # [g], the class of each group
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]  # [g], samples of the batch
     overflow: Tensor  # [], samples of the batch that found no place
+    place: Tensor  # [b], which of the g * capacity places each sample has; g * capacity for one that found none
 
     @property
     def total(self) -> Tensor:
@@ -55,13 +56,19 @@ def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None =
     count = held.clamp_max(capacity).to(z.dtype)
     overflow = (held - held.clamp_max(capacity)).sum()
     if bank is None:
-        return Groups(x, mask, label, count, overflow)
+        return Groups(x, mask, label, count, overflow, to)
     remembered, known = bank.recall(label)
     known = known * (held > 0).unsqueeze(1)
     # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
     factor = (1 + known.sum(1) / count.clamp_min(1)).view(-1, 1, 1)
     x = x.detach() + factor * (x - x.detach())
-    return Groups(torch.cat([x, remembered], 1), torch.cat([mask, known], 1), label, count, overflow)
+    return Groups(torch.cat([x, remembered], 1), torch.cat([mask, known], 1), label, count, overflow, to)
+
+
+def placed(values: Tensor, groups: Groups) -> Tensor:
+    """[b] values of the batch's samples to their places, [g, n]; 0 elsewhere. For groups without a bank."""
+    g, n = groups.mask.shape
+    return values.new_zeros(g * n + 1).index_put((groups.place,), values)[:-1].view(g, n)
 
 
 class Weighted(NamedTuple):
@@ -77,8 +84,8 @@ def weighted_moments(x: Tensor, weight: Tensor) -> Weighted:
     matter and which needs no gradient. What is left is an error of about 1e-6 of the group's own spread.
     """
     with torch.no_grad():
-        everyone = weight.sum(2, keepdim=True)  # [g, n, 1]
-        centre = (everyone * x).sum(1, keepdim=True) / everyone.sum(1, keepdim=True).clamp_min(1e-12)  # [g, 1, d]
+        everyone = weight.sum(2).unsqueeze(1)  # [g, 1, n]
+        centre = everyone @ x / everyone.sum(2, keepdim=True).clamp_min(1e-12)  # [g, 1, d]
     own = x - centre
     mass = weight.sum(1)  # [g, s]
     share = (weight / mass.clamp_min(1e-12).unsqueeze(1)).transpose(1, 2)  # [g, s, n]

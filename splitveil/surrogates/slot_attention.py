@@ -49,7 +49,9 @@ class SlotAttention(nn.Module):
 
     def logits(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
         """How much each sample belongs to each slot, before the softmax over slots; nothing belongs to a dead one."""
-        k = self.to_k(x)
+        return self.logits_of_keys(self.to_k(x), slots, dead)
+
+    def logits_of_keys(self, k: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
         if self.tied:
             q = self.to_k(slots)
             logits = slot_logits(k, q) - 0.5 * q.square().sum(2).unsqueeze(1) / q.shape[2] ** 0.5  # |k|^2 is all slots'
@@ -58,9 +60,9 @@ class SlotAttention(nn.Module):
         return (self.log_beta.exp() * logits).masked_fill(dead.unsqueeze(1), -1e30)
 
     def forward(self, x: Tensor, mask: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
-        v = self.to_v(x)
+        k, v = self.to_k(x), self.to_v(x)
         for _ in range(self.rounds):
-            r = self.logits(x, slots, dead).softmax(2) * mask.unsqueeze(2)  # [g, n, s]
+            r = self.logits_of_keys(k, slots, dead).softmax(2) * mask.unsqueeze(2)  # [g, n, s]
             u = r.mT @ v / r.sum(1).clamp_min(1e-8).unsqueeze(2)  # [g, s, h]
             new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
             new = new + self.mlp(self.norm(new))

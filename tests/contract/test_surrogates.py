@@ -154,7 +154,7 @@ def hold_attention(surrogate: Surrogate, z: Tensor, y: Tensor) -> None:
         elif isinstance(part, Gated) and part.objective != "cooperative":
             groups = part.grouped(z, y)
             equal = groups.mask / groups.total.clamp_min(1).unsqueeze(1)
-            weights = part.attend(part.norm(groups.x), groups.mask, equal)
+            weights = part.attend(part.logits(part.norm(groups.x)), groups.mask, equal)
             part.attend = lambda *_, weights=weights: weights
 
 
