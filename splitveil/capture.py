@@ -11,7 +11,7 @@ while it was recorded stays decided: record anew when `settings_of` the modules 
 
 The first `warmup` calls run `body` as it is, the next one records it, and every call from there on replays the record. All of
 them are real steps. Where there is no GPU, or `body` cannot be recorded (it waits for the device, say), it is run as it is
-and `why_not` has the reason.
+and the reason is said, and in `why_not`.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,6 +21,18 @@ from torch import nn
 
 WARMUP = 3
 """Steps before the recording, in which optimisers make their state and libraries choose their kernels."""
+
+
+TOLD: set[str] = set()
+
+
+def tell(message: str) -> None:
+    """A warning, each once: a step is recorded anew in every phase of a training."""
+    from splitveil.progress import console
+
+    if message not in TOLD:
+        TOLD.add(message)
+        console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
 
 
 class Captured:
@@ -67,6 +79,7 @@ class Captured:
                 self.body()
         except Exception as error:  # whatever a user's module raises when it is recorded, it may be fine when it is run
             self.why_not = " ".join(str(error).split())[:160] or type(error).__name__
+            tell(f"a step is not captured as a CUDA graph, which makes it slower: {self.why_not}")
             # A recording that broke off leaves the generators in it; they are given states that are in none.
             for generator, state in zip(random, states):
                 generator.graphsafe_set_state(torch.Generator(self.device).set_state(state))  # type: ignore[attr-defined]

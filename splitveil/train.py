@@ -37,7 +37,6 @@ from splitveil.step import Means, Pipeline, train_step
 
 if TYPE_CHECKING:
     from splitveil.build import Parts
-    from splitveil.config import Config
     from splitveil.data.splits import Splits
     from splitveil.runs import Run
 
@@ -128,16 +127,6 @@ def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, A
     if "cem_loss" in line:
         line["cem_excess"] = line["cem_loss"] - line["cem_loss_uniform"]
     return line
-
-
-def complaints(line: dict[str, Any], config: "Config", why_not: str | None) -> dict[str, str]:
-    """What the surrogate's diagnostics say is wrong, and why a step that should have been captured was not."""
-    found = {}
-    if config.cem.surrogate is not None:
-        found |= warnings_of(line, type(config.cem.surrogate).method, config.train.batch)
-    if why_not is not None and config.train.capture:
-        found["not-captured"] = f"the step is not captured as a CUDA graph, which makes it slower: {why_not}"
-    return found
 
 
 def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None:
@@ -236,7 +225,7 @@ class Training:
             self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.config.label_smoothing, bf16, self.means
         )
 
-    def end(self, epoch: int, why_not: str | None) -> str:
+    def end(self, epoch: int) -> str:
         """Measure, warn and save; returns a note for the progress bar."""
         cem = self.parts.cem
         line = line_of(epoch, self.lr, cem, self.means)
@@ -245,7 +234,8 @@ class Training:
             return ""
         if cem is not None:
             cem.surrogate.tell()
-        warn(complaints(line, self.run.config, why_not if self.device.type == "cuda" else None), self.told)
+        if self.run.config.cem.surrogate is not None:
+            warn(warnings_of(line, type(self.run.config.cem.surrogate).method, self.config.batch), self.told)
         line["seconds"] = time.perf_counter() - self.began
         line |= validate(self.parts, self.validation, self.seed, epoch)
         at_full_strength = cem is None or cem.full_strength(epoch)
@@ -317,7 +307,7 @@ def train(trainings: Sequence[Training]) -> None:
             for _ in range(steps // many):
                 launch()
                 advance(many)
-            notes = [training.end(epoch, launch.why_not) for training in there]
+            notes = [training.end(epoch) for training in there]
             advance(0, notes[0])
 
 

@@ -12,7 +12,7 @@ import pytest
 from splitveil.__main__ import COMMANDS
 from splitveil.arguments import parse
 from splitveil.bench.table import costs
-from splitveil.registry import SURROGATES
+from splitveil.registry import ATTACKS, SURROGATES
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "surrogates"
@@ -90,3 +90,11 @@ def test_the_table_of_cifar_10_is_what_the_results_say(monkeypatch: pytest.Monke
     results = json.loads((ROOT / "results" / "cifar10.json").read_text())
     page = (ROOT / "docs" / "defences" / "README.md").read_text()
     assert benchmark("cifar10", monkeypatch).markdown(results["lines"]) in page
+
+
+@pytest.mark.parametrize("name", ATTACKS.names())
+def test_every_attack_has_a_page_with_a_row_for_every_option_and_no_other(name: str) -> None:
+    pages = ROOT / "docs" / "attacks"
+    rows = re.findall(r"^\| `(\w+)` \|", (pages / f"{name}.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(field.name for field in dataclasses.fields(ATTACKS[name].config))
+    assert f"[{name}]({name}.md)" in (pages / "README.md").read_text()

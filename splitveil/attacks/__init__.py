@@ -37,10 +37,13 @@ class Attack:
     """What it must be granted; an attack whose options decide that sets it in its constructor."""
     losses_: list[float]
     """The attacker's own loss over its training, if it trains: evidence of convergence."""
+    facts_: dict[str, Any]
+    """What evaluate's flags want to know of its training."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.losses_ = []
+        self.facts_ = {}
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def fit(self, access: Access) -> "Attack":

@@ -1,100 +1,199 @@
 """decoder: an inverse network trained on the attacker's own images (He et al., ACSAC 2019; ResSFL 2022; CEM 2025).
 
-    min_D  E || D(z') - x ||^2          z' = channel(edge(x)) with fresh noise at every step
+    min_D  E || D(z') - x ||^2                      loss "mse":        z' = channel(edge(x)) with fresh noise at every step
+    min_D  E |D(z') - x| + 1 - SSIM(D(z'), x)       loss "perceptual": what a viewer recognises, at some cost in squared error
 
-The minimiser is the posterior mean E[x | z'], so for additive noise this is the MSE-optimal adaptive attack, given capacity and
-data. Defaults are the paper's "res N8 C64", 50 epochs; the demo uses N2 C32. Adam, cosine to 1e-5 as in the reference code.
+The minimiser of the first is the posterior mean E[x | z'], so for additive noise this is the MSE-optimal adaptive attack, given
+capacity and data. Defaults are the paper's "res N8 C64", 50 epochs; the demo uses N2 C32. Adam, cosine to 1e-5 as in the
+reference code.
+
+What makes it adaptive, all of it off by default (`inverse.py` has the network and its inputs):
+
+    repeats      n releases of one x are seen; noise of variance s^2 becomes s^2 / n, of a dropout of p only p^n is missing
+    mask         the zero pattern of what was sent is an input
+    logits       the cloud's answer is an input
+    proxy        D starts from the decoder that the defence trained against, at that decoder's size
+    prototypes   k means of z for each class of the attacker's images (k-means, with the labels of those images). Where z has
+                 collapsed towards such means, all that is left of x is which mean it is and where z lies about it: D is told
+                 z - p for the nearest p, and adds to the mean of the images nearest to p instead of drawing from nothing
+    ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; at the end w / (1 - ema^t), as in Adam
+
+No averaging over flipped inputs, which helps classifiers: a flipped z is the z of the flipped image only if the edge is
+equivariant.
+
+Known failure: too few images or epochs for the size of D show as a loss that still falls (`losses_`), or as a test error far
+above it. `proxy` can be worse than a fresh start: the edge was trained to make just those weights useless. `prototypes` of a z
+that has not collapsed cost inputs and give nothing.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, pi
+from math import ceil, prod
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from splitveil.attacks import Attack, AttackConfig
-from splitveil.capture import Captured, lr_on, set_lr
+from splitveil.attacks.inverse import (
+    CHUNK,
+    Inverse,
+    InverseAttack,
+    InverseConfig,
+    adam_for,
+    descend,
+    nearest_row,
+    pool,
+    shows_mask,
+    train,
+)
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
-from splitveil.models.decoder import res_decoder
+from splitveil.defences import AttackHints
+from splitveil.metrics.image import ssim
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of
-from splitveil.threat import Access, Observation
+from splitveil.surrogates.clustering import kmeans
+from splitveil.threat import Access
+
+GATHERED = 2**28
+"""Numbers of z that k-means is given at most (1 GiB); of more images every second, third, … is taken."""
 
 
 @dataclass(frozen=True)
-class Config(AttackConfig):
-    blocks: int = 8
-    """ResBlocks at the resolution of z (N)."""
-    width: int = 64
-    """Channels (C)."""
-    epochs: int = 50
-    """Passes over the attacker's images."""
-    batch: int = 256
-    """Images a step."""
+class Config(InverseConfig):
     lr: float = 1e-3
     """Adam's learning rate at the start (the paper says 5e-3, its code 1e-3)."""
     weight_decay: float = 1e-4
+    """Of Adam, on all weights."""
+    loss: Literal["mse", "perceptual"] = "mse"
+    """What the network minimises: squared error, or absolute error and 1 - SSIM."""
+    proxy: bool = False
+    """Start from the proxy decoder of the defence (adversarial, disco); its size overrides blocks and width."""
+    prototypes: int = 0
+    """Means of z for each class that the network is told, 0 for none."""
+    ema: float = 0.0
+    """Share of the running average of the weights that a step keeps, below 1; 0.999 is usual, 0 takes the last weights."""
+
+
+def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
+    """What the attacker minimises, averaged over the batch."""
+    if loss == "mse":
+        return F.mse_loss(guess, x)
+    return F.l1_loss(guess, x) + (1 - ssim(guess, x)).mean()
+
+
+def proxy_weights(hints: Sequence[AttackHints] | None) -> Mapping[str, Tensor]:
+    for hint in hints or ():
+        if "proxy decoder" in hint.side_information:
+            return hint.side_information["proxy decoder"]
+    raise UserError(
+        "decoder: proxy is true, but no defence of this channel has trained a proxy decoder (adversarial and disco do); "
+        "leave proxy out"
+    )
+
+
+def size_of(weights: Mapping[str, Tensor]) -> tuple[int, int]:
+    """N and C of a "res N# C#" with these weights."""
+    stages = [value for name, value in weights.items() if name.endswith("body.2.weight")]  # one of each ResBlock
+    doublings = sum(re.fullmatch(r"\d+\.weight", name) is not None and w.dim() == 4 for name, w in weights.items())
+    return len(stages) - 2 - max(0, 2 - doublings), len(stages[0])  # less stem, head and what pads to two stages
+
+
+def adopt(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Take over the weights whose shapes agree: all of them, unless the network is told more than z."""
+    own = net.state_dict()
+    net.load_state_dict({k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}, strict=False)
+
+
+@torch.no_grad()
+def find_prototypes(access: Access, per_class: int, kept: bool) -> tuple[Tensor, Tensor]:
+    """Centres [k, *z_shape] of the attacker's images in z, and the mean image [k, *x_shape] of those nearest to each."""
+    assert access.query is not None and access.auxiliary is not None
+    images, query = access.auxiliary, access.query
+    every = ceil(len(images) * prod(access.z_shape) / GATHERED)
+    x, labels = images.images[::every], images.labels[::every]
+    z = torch.cat([pool(query(part.float() / 255), kept).flatten(1) for part in x.split(CHUNK)])  # [n, d]
+    found = kmeans(z, labels, images.classes, per_class)
+    centres = found.centre[found.weight > 0]  # [k, d]
+    own = F.one_hot(nearest_row(z, centres), len(centres)).float()  # [n, k]
+    used = own.sum(0) > 0  # one that is nobody's nearest, as a twin in another class, is left out
+    starts = own.T[used] @ (x.flatten(1).float() / 255) / own.sum(0)[used].unsqueeze(1)
+    return centres[used].view(-1, *access.z_shape), starts.view(-1, *access.x_shape)
+
+
+class Average:
+    """The running average of a network's weights and statistics; `step` is the same kernels every time."""
+
+    def __init__(self, net: nn.Module, keep: float) -> None:
+        self.keep = keep
+        self.live = [value for value in net.state_dict().values() if value.is_floating_point()]
+        self.mean = [torch.zeros_like(value) for value in self.live]
+
+    def step(self) -> None:
+        torch._foreach_lerp_(self.mean, self.live, 1 - self.keep)
+
+    def put(self, steps: int) -> None:
+        """Into the network, less the share of the zeros that the average began with."""
+        for live, mean in zip(self.live, self.mean):
+            live.copy_(mean / (1 - self.keep**steps))
 
 
 @ATTACKS.register("decoder", Config)
-class Decoder(Attack):
+class Decoder(InverseAttack):
     """Inverse network trained on the attacker's images with fresh channel noise each step."""
 
     def __init__(
-        self, seed: int, blocks: int, width: int, epochs: int, batch: int, lr: float, weight_decay: float
-    ) -> None:
-        super().__init__(seed)
-        for name, value in {"width": width, "epochs": epochs, "batch": batch}.items():
-            if value < 1:
-                raise UserError(f"decoder: {name} is {value}, must be at least 1")
-        if blocks < 0:
-            raise UserError(f"decoder: blocks is {blocks}, must be 0 or more")
+        self, seed: int, blocks: int, width: int, epochs: int, batch: int, repeats: int, mask: bool, logits: bool,
+        lr: float, weight_decay: float, loss: str, proxy: bool, prototypes: int, ema: float,
+    ) -> None:  # fmt: skip
+        super().__init__("decoder", seed, blocks, width, epochs, batch, repeats, mask, logits)
         if not 0 <= weight_decay < float("inf"):
             raise UserError(f"decoder: weight_decay is {weight_decay}, must be 0 or more")
         if not 0 < lr < float("inf"):
             raise UserError(f"decoder: lr is {lr}, must be above 0; 1e-3 is a good start")
-        self.blocks, self.width, self.epochs, self.batch = blocks, width, epochs, batch
-        self.lr, self.weight_decay = lr, weight_decay
+        if prototypes < 0:
+            raise UserError(f"decoder: prototypes is {prototypes}, must be 0 or more for each class")
+        if not 0 <= ema < 1:
+            raise UserError(f"decoder: ema is {ema}, must be at least 0 and below 1; 0.999 is usual")
+        if proxy and prototypes:
+            raise UserError("decoder: proxy draws an image and prototypes want a residual; leave one of them out")
+        self.lr, self.weight_decay, self.loss, self.ema = lr, weight_decay, loss, ema
+        self.proxy, self.prototypes = proxy, prototypes
+
+    def start(self, access: Access) -> Inverse:
+        """The network before its first step."""
+        weights = proxy_weights(access.hints) if self.proxy else {}
+        blocks, width = size_of(weights) if weights else (self.blocks, self.width)
+        prototypes = None
+        if self.prototypes:
+            torch.manual_seed(seed_of(self.seed, "prototypes"))
+            prototypes = find_prototypes(access, self.prototypes, shows_mask(access.hints))
+        torch.manual_seed(seed_of(self.seed, "decoder"))
+        net = self.network(access, blocks, width, prototypes)
+        adopt(net.net, weights)
+        return net
 
     def fit(self, access: Access) -> "Decoder":
         assert access.query is not None and access.auxiliary is not None
         images = access.auxiliary
-        torch.manual_seed(seed_of(self.seed, "decoder"))
-        net = res_decoder(access.z_shape, access.x_shape, self.blocks, self.width)
-        net = net.to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        on_gpu = images.device.type == "cuda"
-        adam = torch.optim.Adam(
-            net.parameters(),
-            lr_on(images.device, self.lr),
-            weight_decay=self.weight_decay,
-            capturable=on_gpu,
-            fused=on_gpu,
-        )
-        feed, query = Feed(images, self.batch, AugmentConfig(crop=0, flip=False)), access.query
-        total, self.losses_ = torch.zeros((), device=images.device), []
+        net = self.start(access).to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        adam = adam_for(net, images.device, self.lr, self.weight_decay)
+        feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
+        average = Average(net.net, self.ema) if self.ema else None
 
-        def body() -> None:
+        def step() -> Tensor:
             x, _ = feed.next()
-            loss = F.mse_loss(net(query(x).mean(1)), x)
-            adam.zero_grad(set_to_none=True)
-            loss.backward()
-            adam.step()
-            total.add_(loss.detach())
+            loss = distance(net(*self.ask(access, x)), x, self.loss)
+            descend(adam, loss)
+            if average is not None:
+                average.step()
+            return loss.detach()
 
-        step = Captured(body, images.device, [query.generator])
-        for epoch in range(self.epochs):
-            set_lr(adam, 1e-5 + (self.lr - 1e-5) * 0.5 * (1 + cos(pi * epoch / self.epochs)))
-            feed.begin(self.seed, epoch)
-            total.zero_()
-            for _ in range(feed.steps):
-                step()
-            self.losses_.append(total.item() / feed.steps)
-            self.on_progress(epoch + 1, self.epochs)
+        rates, noise = [(adam, self.lr)], access.query.generator
+        self.losses_ = train(step, feed, rates, self.epochs, self.seed, noise, self.on_progress)
+        if average is not None:
+            average.put(self.epochs * feed.steps)
         self.net_ = net.eval()
         return self
-
-    @torch.no_grad()
-    def reconstruct(self, observation: Observation) -> Tensor:
-        return torch.cat([self.net_(z.mean(1)) for z in observation.z.split(500)])

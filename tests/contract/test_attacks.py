@@ -19,7 +19,16 @@ from splitveil.split import SplitModel, build_model
 from splitveil.threat import Access, Observation, ThreatModel, grant
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "deep_prior": {"steps": 4, "width": 2},
+    "refine": {"steps": 8, "own": 4, "blocks": 0, "width": 8, "epochs": 1, "batch": 32},
+    "rmle": {"steps": 8, "own": 4, "restarts": 2},
     "decoder": {"blocks": 1, "width": 8, "epochs": 2, "batch": 32},
+    "shadow": {"shadow_epochs": 2, "blocks": 0, "width": 8, "epochs": 1, "batch": 50},
+    "sdar": {"iterations": 3, "batch": 16, "blocks": 0, "width": 8},
+    "fora": {"iterations": 3, "match_batch": 16, "substitute_width": 8, "blocks": 0, "width": 8, "epochs": 1},
+    "unsplit": {"rounds": 2, "image_steps": 2, "clone_steps": 2, "captured": 8, "steps": 4},
+    "diffusion": {"width": 2, "epochs": 1, "batch": 50, "steps": 3, "tune": 4, "samples": 1},
+    "gan": {"blocks": 0, "width": 8, "epochs": 2, "batch": 50, "critic_steps": 3, "critic_width": 4},
 }
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 CPU = torch.device("cpu")

@@ -1,0 +1,273 @@
+"""diffusion: a prior learned from own images, bent towards z (DPS: Chung et al., "Diffusion posterior sampling", ICLR 2023).
+
+    prior      u_t = a u + s n,  a^2 = alpha_bar(t),  s^2 = 1 - a^2,  n ~ N(0, I);   v = a n - s u
+               min_theta  E || v_theta(u_t, t) - v ||^2                              (Ho et al. 2020, Salimans & Ho 2022)
+    denoise    u0 = a u_t - s v_theta(u_t, t)                                        the prior's guess at u
+    DDIM       u' = a' u0 + sqrt(s'^2 - q^2) (u_t - a u0) / s + q n                  (Song, Meng, Ermon 2021)
+               q = eta (s' / s) sqrt(1 - a^2 / a'^2)
+    guidance   u' <- u' - lambda dt sqrt(d) s grad || F(u0) - z || / g               gradient at u_t, through the denoiser
+
+    u [b, c, h, w]  image in [-1, 1], d numbers          t [b]  time, 1 is noise and 0 the image; dt, a', s' are of the next time
+    F  noise-free edge [b, *z_shape]                     z [b, *z_shape]  mean of the releases
+    g  || F(u1) - F(u2) || over || u1 - u2 || of the attacker's own images, so that lambda means the same at every cut
+
+alpha_bar is the cosine of Nichol & Dhariwal (2021), and v is predicted instead of n, because u0 = (u_t - s n) / a has nothing to
+divide by at t = 1. Of DPS we keep the gradient through the denoiser and the step normalised by the image's own residual,
+grad ||r||^2 / (2 ||r||). The factor sqrt(d) s, the length of the noise in u_t, is from spherical guidance (Yang et al. 2024, used
+by DRAG, ICML 2025): with a constant step the last images tremble by its length. No step is longer than that noise. dt makes
+lambda independent of `steps`; if it is not given, the best of GRID is taken by the error on held-out own images that were sent
+through the deployed channel: the attacker sees that error.
+
+All images start from the same noise, and what eta adds is the same for all: an image must be rebuilt from its own release alone,
+not from its place in a batch. Its noise still is a sample of N(0, I), which is all that the method asks for. `samples` such
+noises are averaged: the mean of the posterior is what MSE asks for; one sample looks sharper and has a larger MSE.
+`start = "decoder"` begins at t = `strength` with a decoder's answer instead of at t = 1 (DRAG++; its strength is 0.3).
+
+Defaults: width 64 and 50 steps are ours, for images of 32 pixels; DPS takes 1000 steps, DRAG 250. No average of the weights is
+kept (Ho et al. do): the learning rate falls along a cosine instead.
+
+Known failures: F is the edge alone, so a channel whose mean is not z (pruning, top-k, quantising) draws towards the wrong point.
+Where z says little, a sample of the prior is up to twice as far from x as the mean image is; averaging `samples` of them helps.
+With few own images the prior learns these by heart. Against noise at a shallow cut `decoder` and `ridge` have the lower MSE.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import pi
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitveil.attacks import Attack, AttackConfig, build
+from splitveil.attacks.inverse import adam_for, descend, train
+from splitveil.data.augment import AugmentConfig
+from splitveil.data.loader import DeviceImages, Feed
+from splitveil.metrics.image import mse
+from splitveil.models.unet import UNet
+from splitveil.registry import ATTACKS, UserError
+from splitveil.rng import seed_of, stream
+from splitveil.threat import Access, Observation, ThreatModel
+
+GRID = (0.3, 1.0, 3.0, 10.0, 30.0)
+"""Candidates for the guidance; on Gaussians, where the posterior is known, 5 to 15 come closest to it; with noise in z less."""
+AT_ONCE = 250
+"""Images rebuilt in parallel."""
+
+
+@dataclass(frozen=True)
+class Config(AttackConfig):
+    width: int = 64
+    """Channels of the denoiser at full size; 2.8 M parameters at 64."""
+    epochs: int = 200
+    """Passes over the attacker's images, to train the prior."""
+    batch: int = 128
+    """Images a training step."""
+    lr: float = 5e-4
+    """Adam's learning rate at the start; falls along a cosine to 1e-5."""
+    steps: int = 50
+    """Steps from noise to image; each is a pass through denoiser and edge, and back."""
+    guidance: float | None = None
+    """How strongly z pulls (lambda), 0 or more; if not given, the best of 0.3, 1, 3, 10 and 30 on held-out own images."""
+    tune: int = 32
+    """Own images held out from the prior, to choose the guidance on; at most a fifth of them."""
+    eta: float = 0.0
+    """Fresh noise of a step, from 0 (none, DDIM) to 1 (as much as DDPM)."""
+    samples: int = 4
+    """Reconstructions averaged, each from its own noise; 1 looks sharper, more have the lower MSE."""
+    start: Literal["noise", "decoder"] = "noise"
+    """Where an image begins: at noise, or at a decoder's answer with noise on it."""
+    strength: float = 0.3
+    """Time at which the decoder's answer enters, above 0 and up to 1, where nothing is left of it; for `start = "decoder"`."""
+    decoder_blocks: int = 8
+    """ResBlocks of that decoder."""
+    decoder_width: int = 64
+    """Channels of that decoder."""
+    decoder_epochs: int = 50
+    """Passes over the attacker's images, to train that decoder."""
+
+
+Denoiser = Callable[[Tensor, Tensor], Tensor]
+"""(u_t [b, …], t []) -> u0 [b, …]: the mean of u given u_t."""
+
+
+def alpha_bar(t: Tensor) -> Tensor:
+    """Share of the image's variance that is left at time t in [0, 1]: from 1 down to 0, the cosine with offset 0.008."""
+    return ((cosine(t) / cosine(torch.zeros_like(t))) ** 2).clamp(0, 1)
+
+
+def cosine(t: Tensor) -> Tensor:
+    return torch.cos((t + 0.008) / 1.008 * pi / 2)
+
+
+def noised(u: Tensor, noise: Tensor, share: Tensor) -> Tensor:
+    """u_t; `share` is alpha_bar(t), to be broadcast."""
+    return share.sqrt() * u + (1 - share).sqrt() * noise
+
+
+def velocity(u: Tensor, noise: Tensor, share: Tensor) -> Tensor:
+    """v, what the network predicts."""
+    return share.sqrt() * noise - (1 - share).sqrt() * u
+
+
+def from_velocity(u_t: Tensor, v: Tensor, share: Tensor) -> Tensor:
+    """u0 from u_t and v."""
+    return share.sqrt() * u_t - (1 - share).sqrt() * v
+
+
+def ddim_step(u_t: Tensor, u0: Tensor, share: Tensor, after: Tensor, fresh: Tensor, eta: float) -> Tensor:
+    """u at the next time, whose alpha_bar is `after`; `fresh` is the noise that eta adds."""
+    noise = (u_t - share.sqrt() * u0) / (1 - share).sqrt()
+    q = eta * ((1 - after) / (1 - share) * (1 - share / after)).clamp_min(0).sqrt()
+    return after.sqrt() * u0 + (1 - after - q**2).clamp_min(0).sqrt() * noise + q * fresh
+
+
+def residual_gradient(
+    edge: Callable[[Tensor], Tensor], z: Tensor, u_t: Tensor, denoise: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """u0 and the gradient of each image's own || edge(u0) - z || at u_t: both [b, …]."""
+    with torch.enable_grad():
+        u_t = u_t.detach().requires_grad_()
+        u0 = denoise(u_t)
+        residual = (edge(u0) - z).flatten(1)  # [b, d_z]
+        (gradient,) = torch.autograd.grad(residual.square().sum() / 2, u_t)
+    norm = residual.detach().norm(dim=1).clamp_min(1e-12)  # [b]
+    return u0.detach(), gradient / norm.view(-1, *[1] * (u_t.dim() - 1))
+
+
+def shortened(step: Tensor, longest: Tensor) -> Tensor:
+    """Each image's step, cut to a length."""
+    length = step.flatten(1).norm(dim=1).clamp_min(1e-12)  # [b]
+    return step * (longest / length).clamp_max(1).view(-1, *[1] * (step.dim() - 1))
+
+
+def guided_sample(
+    denoise: Denoiser, edge: Callable[[Tensor], Tensor], z: Tensor, u: Tensor, times: Tensor, guidance: float, eta: float,
+    generator: torch.Generator, limit: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Images [b, …] from u [b, …] at times[0], down to times[-1]; what the denoiser guesses is kept within ± limit."""
+    shares, radius = alpha_bar(times), u[0].numel() ** 0.5  # [steps + 1], sqrt(d)
+    for t, dt, share, after in zip(times, times.diff().neg(), shares, shares[1:]):
+        u0, gradient = residual_gradient(edge, z, u, lambda u_t, t=t: denoise(u_t, t))
+        noise_length = radius * (1 - share).sqrt()
+        fresh = torch.randn(u[:1].shape, generator=generator, dtype=u.dtype, device=u.device)  # the same for all images
+        u = ddim_step(u, u0.clamp(-limit, limit), share, after, fresh, eta)
+        u = u - shortened(guidance * dt * noise_length * gradient, noise_length)
+    return u
+
+
+def gain_of(edge: Callable[[Tensor], Tensor], u: Tensor) -> float:
+    """How much further apart two images are behind the edge than before it; u [b, …] are images. 1 if that cannot be told."""
+    with torch.no_grad():
+        behind, before = ((a - a.roll(1, 0)).square().sum().sqrt() for a in (edge(u), u))
+    return (behind / before.clamp_min(1e-12)).item() or 1.0
+
+
+def held_out(images: DeviceImages, count: int, seed: int) -> tuple[DeviceImages, DeviceImages]:
+    """(all but `count` of the images, these), drawn at random; of very few images none is held out."""
+    count = min(count, len(images) // 5)
+    order = torch.randperm(len(images), generator=stream("cpu", seed, "held out")).to(images.device)
+    kept, out = copy.copy(images), copy.copy(images)
+    for part, index in ((kept, order[count:]), (out, order[:count] if count else order)):
+        part.images, part.labels = images.images[index], images.labels[index]
+    return kept, out
+
+
+@ATTACKS.register("diffusion", Config)
+class Diffusion(Attack):
+    """Diffusion prior trained on the attacker's images, sampled towards what the edge has sent."""
+
+    requires = ThreatModel(encoder_weights=True)
+
+    def __init__(
+        self, seed: int, width: int, epochs: int, batch: int, lr: float, steps: int, guidance: float | None, tune: int,
+        eta: float, samples: int, start: str, strength: float, decoder_blocks: int, decoder_width: int, decoder_epochs: int,
+    ) -> None:  # fmt: skip
+        super().__init__(seed)
+        counts = {"width": width, "epochs": epochs, "batch": batch, "steps": steps, "tune": tune, "samples": samples}
+        for name, value in counts.items():
+            if value < 1:
+                raise UserError(f"diffusion: {name} is {value}, must be at least 1")
+        if not 0 < lr < float("inf"):
+            raise UserError(f"diffusion: lr is {lr}, must be above 0; 5e-4 is a good start")
+        if guidance is not None and not 0 <= guidance < float("inf"):
+            raise UserError(f"diffusion: guidance is {guidance}, must be 0 or more; leave it out to have it chosen")
+        if not 0 <= eta <= 1:
+            raise UserError(f"diffusion: eta is {eta}, must be from 0 to 1")
+        if not 0 < strength <= 1:
+            raise UserError(f"diffusion: strength is {strength}, must be above 0 and at most 1")
+        self.width, self.epochs, self.batch, self.lr = width, epochs, batch, lr
+        self.steps, self.guidance, self.tune, self.eta, self.samples = steps, guidance, tune, eta, samples
+        self.start, self.strength = start, strength
+        self.decoder_: Attack | None = None
+        self.decoder_epochs = decoder_epochs if start == "decoder" else 0
+        if start == "decoder":
+            size = {"blocks": decoder_blocks, "width": decoder_width, "epochs": decoder_epochs}
+            self.decoder_ = build("decoder", seed=seed_of(seed, "start"), **size)
+
+    def fit(self, access: Access) -> "Diffusion":
+        assert access.edge is not None and access.query is not None and access.auxiliary is not None
+        kept, out = held_out(access.auxiliary, self.tune, self.seed)
+        grid, edge, before = GRID if self.guidance is None else (), access.edge, self.decoder_epochs
+        total = before + self.epochs + len(grid)
+        if self.decoder_ is not None:
+            self.decoder_.on_progress = lambda done, _: self.on_progress(done, total)
+            self.decoder_.fit(dataclasses.replace(access, auxiliary=kept))
+        self.net_ = self._prior(kept, lambda done, _: self.on_progress(before + done, total))
+        self.shape_, self.edge_ = access.x_shape, lambda u: edge((u + 1) / 2)
+        self.gain_ = gain_of(self.edge_, kept.take(slice(100)) * 2 - 1)
+        x, errors = out.take(slice(self.tune)), []
+        sent = access.query(x)
+        for tried, guidance in enumerate(grid, 1):
+            errors.append(mse(self._rebuild(sent, guidance), x).mean().item())
+            self.on_progress(before + self.epochs + tried, total)
+        self.guidance_ = grid[errors.index(min(errors))] if self.guidance is None else self.guidance
+        return self
+
+    def _prior(self, images: DeviceImages, on_progress: Callable[[int, int], None]) -> nn.Module:
+        """The network, trained to predict v."""
+        device = images.device
+        torch.manual_seed(seed_of(self.seed, "diffusion"))
+        net = UNet(images.images.shape[1], self.width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        adam = adam_for(net, device, self.lr)
+        feed, random = Feed(images, self.batch, AugmentConfig(crop=0, flip=False)), stream(device, self.seed, "prior")
+        strata = torch.arange(feed.size, device=device)  # a time from each of b equal parts of [0, 1]: less variance
+
+        def step() -> Tensor:
+            u = feed.next()[0] * 2 - 1
+            t = (strata + torch.rand(len(u), generator=random, device=device)) / len(u)  # [b]
+            noise = torch.randn(u.shape, generator=random, device=device)
+            share = alpha_bar(t).view(-1, 1, 1, 1)
+            loss = F.mse_loss(net(noised(u, noise, share), t), velocity(u, noise, share))
+            descend(adam, loss)
+            return loss.detach()
+
+        self.losses_ = train(step, feed, [(adam, self.lr)], self.epochs, self.seed, random, on_progress)
+        return net.eval().requires_grad_(False)
+
+    def _denoise(self, u_t: Tensor, t: Tensor) -> Tensor:
+        return from_velocity(u_t, self.net_(u_t, t.expand(len(u_t))), alpha_bar(t))
+
+    def _rebuild(self, sent: Tensor, guidance: float) -> Tensor:
+        """Images [b, c, h, w] in [0, 1] from what was sent [b, r, *z_shape]."""
+        z, start = sent.mean(1) / self.gain_, torch.zeros(len(sent), *self.shape_, device=sent.device)
+        if self.decoder_ is not None:
+            start = self.decoder_.reconstruct(Observation(sent)) * 2 - 1
+        times = torch.linspace(1.0 if self.decoder_ is None else self.strength, 0.0, self.steps + 1, device=z.device)
+        total = torch.zeros_like(start)
+        for sample in range(self.samples):
+            random = stream(z.device, self.seed, "sample", sample)
+            noise = torch.randn(1, *self.shape_, generator=random, device=z.device)  # the same for all images
+            u = noised(start, noise, alpha_bar(times[0]))
+            u = guided_sample(
+                self._denoise, lambda u0: self.edge_(u0) / self.gain_, z, u, times, guidance, self.eta, random
+            )
+            total += u.clamp(-1, 1)
+        return (total / self.samples + 1) / 2
+
+    @torch.no_grad()
+    def reconstruct(self, observation: Observation) -> Tensor:
+        return torch.cat([self._rebuild(sent, self.guidance_) for sent in observation.z.split(AT_ONCE)])

@@ -1,0 +1,111 @@
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitveil import attacks, defences
+from splitveil.attacks.rmle import keep_better, objective
+from splitveil.channel import Channel
+from splitveil.data.loader import DeviceImages
+from splitveil.data.readers.fashion import fashion
+from splitveil.metrics.image import mse, psnr
+from splitveil.registry import UserError
+from splitveil.split import SplitModel
+from splitveil.threat import Observation, grant
+
+CPU = torch.device("cpu")
+
+
+@cache
+def bundled() -> tuple[DeviceImages, Tensor]:
+    """The attacker's images, and private ones."""
+    source = fashion()
+    assert source.test is not None
+    return DeviceImages(source.train.take(np.arange(200)), CPU), torch.from_numpy(source.test.images[:6]).float() / 255
+
+
+def fitted(edge: nn.Module, z_shape: tuple[int, ...], channel: Channel | None = None, **options: Any) -> attacks.Attack:
+    model = SplitModel(edge, nn.Flatten(), z_shape, (1, 32, 32)).eval()
+    attack = attacks.build("rmle", **{"own": 4, "steps": 100} | options)
+    return attack.fit(grant(attack.requires, model, channel or Channel(), bundled()[0], CPU, 0))
+
+
+def linear(outputs: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(1024, outputs))
+
+
+def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
+    _, private = bundled()
+    attack = fitted(nn.Identity(), (1, 32, 32))
+    assert psnr(attack.reconstruct(Observation(private.unsqueeze(1))), private).min() > 30
+    assert attack.facts_["tv"] < 0.1
+    assert attack.losses_[-1] < 0.01 * attack.losses_[0]
+
+
+def test_a_linear_edge_with_more_outputs_than_pixels_is_inverted() -> None:
+    _, private = bundled()
+    edge = linear(2048)
+    attack = fitted(edge, (2048,), tv=0.0, l2=0.0, steps=200)
+    with torch.no_grad():
+        z = edge(private).unsqueeze(1)
+    assert psnr(attack.reconstruct(Observation(z)), private).mean() > 30
+
+
+def test_of_a_z_that_has_nothing_to_do_with_the_image_it_makes_nothing_better_than_the_mean_image() -> None:
+    images, private = bundled()
+    attack = fitted(linear(64), (64,), steps=30)
+    rebuilt = attack.reconstruct(Observation(torch.randn(6, 1, 64)))
+    ceiling = mse(images.images.float().mean(0).div(255).expand_as(private), private).mean()
+    assert mse(rebuilt, private).mean() > 0.98 * ceiling
+
+
+def test_noise_makes_it_choose_more_regularisation_and_several_releases_help() -> None:
+    _, private = bundled()
+    channel = Channel([defences.build("gaussian", sigma=0.5)])
+    attack = fitted(nn.Identity(), (1, 32, 32), channel)
+    assert attack.facts_["tv"] + attack.facts_["l2"] > 0
+    generator = torch.Generator().manual_seed(0)
+    z = torch.stack([channel.send(private, private, generator) for _ in range(8)], 1)
+    once = mse(attack.reconstruct(Observation(z[:, :1])), private).mean()
+    assert mse(attack.reconstruct(Observation(z)), private).mean() < 0.9 * once
+
+
+def test_what_dropout_let_through_is_enough_after_a_few_releases() -> None:
+    _, private = bundled()
+    channel = Channel([defences.build("dropout", p=0.5)])
+    attack = fitted(nn.Threshold(-1.0, 0.0), (1, 32, 32), channel, tv=0.0, l2=0.0)
+    generator = torch.Generator().manual_seed(0)
+    seen = private.clamp_min(1e-3)  # so that a zero is a lost entry
+    z = torch.stack([channel.send(seen, seen, generator) for _ in range(16)], 1)
+    assert psnr(attack.reconstruct(Observation(z)), private).min() > 30
+
+
+def test_given_weights_are_taken_as_they_are() -> None:
+    attack = fitted(nn.Identity(), (1, 32, 32), tv=0.3, l2=0.2, steps=2)
+    assert (attack.facts_["tv"], attack.facts_["l2"]) == (0.3, 0.2)
+
+
+def test_every_restart_leaves_each_image_with_the_smaller_loss() -> None:
+    x, other = torch.zeros(2, 1, 1, 1), torch.ones(2, 1, 1, 1)
+    kept, loss = keep_better(x, torch.tensor([1.0, 2.0]), other, torch.tensor([2.0, 1.0]))
+    assert kept.flatten().tolist() == [0, 1]
+    assert loss.tolist() == [1, 1]
+
+
+def test_the_objective_is_distance_plus_both_priors() -> None:
+    x = torch.zeros(2, 1, 2, 2)
+    x[:, 0, 0] = 1  # squared differences: 1 downwards, 0 to the right
+    value = objective(torch.tensor([5.0, 5.0]), x, torch.ones(1, 2, 2), torch.tensor([2.0, 0.0]), 4.0)
+    assert value.tolist() == [5 + 2 + 2, 5 + 2]
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"restarts": 0}, {"own": 0}, {"lr": 0.0}, {"tv": -1.0}, {"l2": float("inf")}]
+)
+def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"rmle: {next(iter(options))} is"):
+        attacks.build("rmle", **options)
