@@ -9,10 +9,10 @@ from splitveil.registry import UserError, unknown
 
 COMMANDS = {
     "demo": "three split models, undefended, noisy and defended, attacked and reported (3 to 4 minutes on 2 cores)",
-    "run": "train + attack + evaluate + report: run [RECIPE.toml] [flags]",
+    "run": "train + attack + evaluate + report: run [RECIPE.toml] [flags] [--suite quick]",
     "train": "train a split model: train [RECIPE.toml] [flags]; the same command resumes it",
-    "attack": "attack a trained run: attack RUN… [--attacks a,b]",
-    "evaluate": "accuracy, leak, cost and flags of an attacked run: evaluate RUN…",
+    "attack": "attack a trained run: attack RUN… [--attacks a,b] [--suite quick|standard|plus]",
+    "evaluate": "accuracy, leak, cost and flags of an attacked run: evaluate RUN… [--fail-if 'ssim>0.5']",
     "report": "one HTML file from one or more runs: report RUN… [--out FILE]",
     "list": "what there is: surrogates, defences, attacks, models, data sets",
     "bench": "what a step, a surrogate and a refresh cost, as ratios: bench [--only A,B] [--against FILE]",

@@ -16,8 +16,10 @@ from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
 from splitveil.evaluate import attack_run, build_attacks, evaluate_run
 from splitveil.headline import print_table
+from splitveil.limits import broken, parse_condition
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.runs import Run, environment, locked, read_json, write_json
+from splitveil.suites import suite
 from splitveil.train import Training, check, process_group, train
 
 
@@ -36,12 +38,27 @@ def take_flag(arguments: list[str], flag: str, default: str) -> str:
     return default
 
 
+FOLDER_FLAGS = {
+    "attack": {
+        "--attacks A,B": "attack with these instead of what the run's config says; it is remembered there",
+        "--suite NAME": "attack with a fixed list, quick, standard or plus (suites.toml); it is remembered there",
+    },
+    "evaluate": {
+        "--fail-if CONDITION": "exit with 3 if it holds, such as 'ssim>0.5' or 'accuracy<0.8'; may be there several times. "
+        "mse, ssim, psnr: worst case over attacks; accuracy; bits",
+    },
+    "report": {"--out FILE": "where the report goes, if not to report.html in the first folder"},
+}
+
+
 def run_folders(arguments: list[str], command: str) -> list[Path]:
     """Run folders named on the command line; a folder of runs stands for the runs in it."""
     if HELP & set(arguments):
         print(
             f"usage: splitveil {command} RUN…      RUN is a folder such as runs/demo/none, or a folder of such folders"
         )
+        for flag, what in FOLDER_FLAGS[command].items():
+            print(f"  {flag:<21}{what}")
         sys.exit(0)
     if not arguments:
         raise UserError(f"{command} needs a run folder, such as runs/demo/none, or a folder of such folders")
@@ -98,6 +115,7 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
                 trainings.append(Training(runs[-1], parts, splits, device, rank, world))
         if trainings:
             train(trainings)
+            trainings.clear()  # what DistributedDataParallel runs in threads has to end before the process group does
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
     return [(run, splits, device) for run, (splits, _) in zip(runs, built)]
@@ -136,7 +154,10 @@ def run_command(arguments: list[str]) -> None:
     from splitveil.report import check_packages, write_report
 
     root = Path(take_flag(arguments, "--runs", "runs"))
+    name = take_suite(arguments)
     configs = each_of(arguments)
+    if name:
+        configs = [replace(config, attacks=suite(name)) for config in configs]
     for config in configs:
         build_attacks(config)  # what is wrong with them should be said before the training, not after
     check_packages()
@@ -149,25 +170,49 @@ def run_command(arguments: list[str]) -> None:
         print(write_report([root / config.name], root / config.name / "report.html"))
 
 
+def take_suite(arguments: list[str]) -> str:
+    """Remove `--suite NAME` from the arguments; a suite is a fixed list, so nothing else may say what attacks."""
+    name = take_flag(arguments, "--suite", "")
+    if name:
+        suite(name)  # what is wrong with it should be said before anything is done
+        if others := [flag for flag in arguments if flag.startswith("--attacks")]:
+            raise UserError(
+                f"--suite {name} is a fixed list; leave {others[0]} out, or name all attacks with --attacks"
+            )
+    return name
+
+
 def attack_command(arguments: list[str]) -> None:
-    """Attack trained runs; `--attacks a,b` chooses others than the run's config says and is remembered there."""
+    """Attack trained runs; `--attacks a,b` or `--suite` chooses others than the run's config says and is remembered there."""
+    chosen = take_suite(arguments)
     names = take_flag(arguments, "--attacks", "")
     for folder in run_folders(arguments, "attack"):
         run = trained_run(folder)
+        if chosen:
+            run = Run.create(folder, replace(run.config, attacks=suite(chosen)))
         if names:
             table = to_dict(run.config)
             choose(table, "attacks", names)
             run = Run.create(folder, from_dict(table))
-        attack_run(run, checked_splits(run), pick_device(run.config.device))
-        print(f"{folder}: attacked by {', '.join(label_of(attack) for attack in run.config.attacks)}")
+        skipped = attack_run(run, checked_splits(run), pick_device(run.config.device))
+        labels = [label for attack in run.config.attacks if (label := label_of(attack)) not in skipped]
+        told = f"; skipped {', '.join(skipped)}" if skipped else ""
+        print(f"{folder}: attacked by {', '.join(labels)}{told}")
 
 
 def evaluate_command(arguments: list[str]) -> None:
+    """Measure attacked runs; exit code 3, with a line for each, if a condition of `--fail-if` holds."""
+    conditions = []
+    while text := take_flag(arguments, "--fail-if", ""):
+        conditions.append(parse_condition(text))
     summaries = []
     for folder in run_folders(arguments, "evaluate"):
         run = trained_run(folder)
         summaries.append(evaluate_run(run, checked_splits(run), pick_device(run.config.device)))
     print_table(summaries)
+    if lines := [line for summary in summaries for line in broken(summary, conditions)]:
+        print(*lines, sep="\n", file=sys.stderr)
+        sys.exit(3)
 
 
 def report_command(arguments: list[str]) -> None:

@@ -1,7 +1,10 @@
 """Evaluation: the only place that holds both the private images and their reconstructions.
 
 attack_run(run)      fits each attack of the config, lets it rebuild the test images, scores every image
-evaluate_run(run)    accuracy with the channel on, ceiling, bits, cost, flags -> summary.json
+evaluate_run(run)    accuracy with the channel on, worst case over attacks, ceiling, bits, cost, flags -> summary.json
+
+An attack of a suite that makes no sense for the run is skipped: its folder then holds skipped.json, with the reason, in place of
+attack.json.
 """
 
 import json
@@ -29,13 +32,17 @@ from splitveil.defences import Batch, Defence
 from splitveil.flags import raised
 from splitveil.measure import run_pass
 from splitveil.metrics import image as metrics
+from splitveil.metrics.bounds import certificates
 from splitveil.metrics.cost import cost
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
+from splitveil.shift import shift
 from splitveil.split import SplitModel
+from splitveil.suites import ANNOUNCED, announcement, suite_of, why_not
 from splitveil.threat import Observation, ThreatModel, grant
+from splitveil.worst_case import worst_case
 
 SAMPLES = 12
 """Images whose reconstructions are kept for the report, one of each class in turn."""
@@ -127,6 +134,15 @@ def done_before(folder: Path, options: dict[str, Any], weights: str) -> bool:
     return old["options"] == options and old["weights_sha256"] == weights
 
 
+def skipped_before(folder: Path, options: dict[str, Any], weights: str) -> str | None:
+    """Why an attack was skipped for these weights; None if it was not."""
+    path = folder / "skipped.json"
+    if not path.exists():
+        return None
+    old = read_json(path)
+    return old["why"] if old["options"] == options and old["weights_sha256"] == weights else None
+
+
 def build_attacks(config: Config) -> list[Attack]:
     """The attacks of a config, each with a seed of its own."""
     names = [label_of(attack) for attack in config.attacks]
@@ -140,39 +156,77 @@ def build_attacks(config: Config) -> list[Attack]:
     return [ATTACKS.of(attack).make_from(attack, seed=seed) for attack, seed in zip(config.attacks, seeds)]
 
 
-def attack_run(run: Run, splits: Splits, device: torch.device) -> None:
-    """Run every attack of the config that has not been run on these weights yet."""
-    from splitveil.progress import console, steps_bar
+def attack_run(run: Run, splits: Splits, device: torch.device) -> dict[str, str]:
+    """Run every attack of the config that has not been run on these weights yet; gives those skipped, with the reason."""
+    from splitveil.progress import console
 
     attacks = build_attacks(run.config)
     parts = load_parts(run, splits, device)
     weights = weights_digest(run)
     test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
+    suite = suite_of(run.config.attacks)
+    todo, skipped = [], {}
     for config, attack in zip(run.config.attacks, attacks):
+        folder, options = attack_folder(run, config), options_of(config)
+        if (why := skipped_before(folder, options, weights)) is not None:
+            skipped[label_of(config)] = why
+        elif not done_before(folder, options, weights):
+            todo.append((config, attack))
+    if suite in ANNOUNCED and device.type == "cpu" and todo:
+        console.print(f"[dim]{suite}: trying a little of each attack, to say how long all will take", highlight=False)
+        said = announcement([config for config, _ in todo], parts, auxiliary, len(test), run.config.seed)
+        console.print(f"{run.config.name}: {said}", highlight=False, markup=False)
+    for config, attack in todo:
         name, folder, options = label_of(config), attack_folder(run, config), options_of(config)
-        if done_before(folder, options, weights):
-            continue
-        knows = "; ".join(f"{what} {value}" for what, value in attack.requires.describe().items())
-        console.print(f"[dim]{name} knows: {knows}", highlight=False)
-        began = time.perf_counter()
-        with steps_bar(f"{run.config.name}: {name}", total=1) as advance:
-            last = 0.0
+        why = why_not(config, attack, parts, auxiliary.take(slice(0, 64))) if suite else None
+        if why is None:
+            try:
+                rows, rebuilt, seconds = attempt(run, name, attack, parts, test, auxiliary)
+            except UserError as error:
+                if suite is None:
+                    raise
+                why = str(error)
+            else:
+                save_attack(folder, rows, rebuilt, test, sample_index(splits.test.labels), {
+                    "attack": name, "method": type(config).method, "seed": run.config.seed, "options": options,
+                    "weights_sha256": weights, "threat": attack.requires.describe(), "n_images": len(test),
+                    "auxiliary_images": len(auxiliary) if attack.requires.auxiliary != "none" else 0,
+                    "losses": attack.losses_, "facts": getattr(attack, "facts_", {}), "seconds": seconds,
+                    "device": device.type,
+                })  # fmt: skip
+        if why is not None:
+            skipped[name] = why
+            console.print(f"{name} skipped: {why}", highlight=False, markup=False)
+            (folder / "attack.json").unlink(missing_ok=True)
+            write_json(
+                folder / "skipped.json", {"attack": name, "why": why, "options": options, "weights_sha256": weights}
+            )
+    return skipped
 
-            def show(done: int, total: int) -> None:
-                nonlocal last
-                advance(done / total - last)
-                last = done / total
 
-            attack.on_progress = show
-            captured = on_the_wire(parts, test, run.config.seed) if attack.requires.captured else None
-            attack.fit(grant(attack.requires, parts.model, parts.channel, auxiliary, device, attack.seed, captured))
-            rows, rebuilt = score(attack, parts, test, run.config.seed)
-            show(1, 1)
-        save_attack(folder, rows, rebuilt, test, sample_index(splits.test.labels), {
-            "attack": name, "seed": run.config.seed, "options": options, "weights_sha256": weights,
-            "threat": attack.requires.describe(), "n_images": len(test), "losses": attack.losses_,
-            "seconds": time.perf_counter() - began, "device": device.type,
-        })  # fmt: skip
+def attempt(
+    run: Run, name: str, attack: Attack, parts: Parts, test: DeviceImages, auxiliary: DeviceImages
+) -> tuple[dict[str, np.ndarray], Tensor, float]:
+    """Fit one attack and let it rebuild the test images: its rows, the reconstructions, and how long it took."""
+    from splitveil.progress import console, steps_bar
+
+    knows = "; ".join(f"{what} {value}" for what, value in attack.requires.describe().items())
+    console.print(f"[dim]{name} knows: {knows}", highlight=False)
+    began = time.perf_counter()
+    with steps_bar(f"{run.config.name}: {name}", total=1) as advance:
+        last = 0.0
+
+        def show(done: int, total: int) -> None:
+            nonlocal last
+            advance(done / total - last)
+            last = done / total
+
+        attack.on_progress = show
+        captured = on_the_wire(parts, test, run.config.seed) if attack.requires.captured else None
+        attack.fit(grant(attack.requires, parts.model, parts.channel, auxiliary, test.device, attack.seed, captured))
+        rows, rebuilt = score(attack, parts, test, run.config.seed)
+        show(1, 1)
+    return rows, rebuilt, time.perf_counter() - began
 
 
 def save_attack(
@@ -185,7 +239,8 @@ def save_attack(
 ) -> None:
     """attack.json comes last: it says that the attack is finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "attack.json").unlink(missing_ok=True)  # of an attack with other options or on other weights
+    for old in ("attack.json", "skipped.json"):  # of an attack with other options or on other weights
+        (folder / old).unlink(missing_ok=True)
     np.savez_compressed(folder / "rows.npz", **rows)  # type: ignore[arg-type]
     index = torch.from_numpy(kept).to(rebuilt.device)
     write_tensors(folder / "samples.safetensors", {
@@ -208,6 +263,12 @@ def read_attack(folder: Path) -> dict[str, Any]:
             facts[name] = float(rows[name].mean())
             facts[f"{name}_ci95"] = mean_interval(rows[name])
     return facts
+
+
+def read_rows(folder: Path) -> dict[str, np.ndarray]:
+    """One row for each test image: mse, psnr, ssim, label."""
+    with np.load(folder / "rows.npz", allow_pickle=False) as rows:
+        return {name: rows[name] for name in rows.files}
 
 
 def read_samples(folder: Path) -> dict[str, Tensor]:
@@ -247,15 +308,18 @@ def ceiling_mse(auxiliary: DeviceImages, test: DeviceImages) -> float:
     return float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
 
 
-def finished_attacks(run: Run, weights: str) -> dict[str, dict[str, Any]]:
-    """Facts and means of every attack of the config; all must have been run on these weights."""
-    found = {}
+def finished_attacks(run: Run, weights: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Facts and means of every attack of the config, and why those that were skipped were; none may be missing."""
+    found, skipped = {}, {}
     for config in run.config.attacks:
-        folder = attack_folder(run, config)
-        if not done_before(folder, options_of(config), weights):
+        folder, options = attack_folder(run, config), options_of(config)
+        if (why := skipped_before(folder, options, weights)) is not None:
+            skipped[label_of(config)] = why
+        elif done_before(folder, options, weights):
+            found[label_of(config)] = read_attack(folder)
+        else:
             raise UserError(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
-        found[label_of(config)] = read_attack(folder)
-    return found
+    return found, skipped
 
 
 def collapse_of(lines: list[dict[str, Any]]) -> tuple[list[float], float | None]:
@@ -276,10 +340,20 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
     reports = parts.channel.reports()  # before anything else is sent: they count
     sigma, correct = parts.channel.noise_std, int(outcome.correct.sum())
     weights, last = weights_digest(run), run.last_metrics()
-    attacks = finished_attacks(run, weights)
-    ceiling = ceiling_mse(DeviceImages(splits.auxiliary, device), test)
+    attacks, skipped = finished_attacks(run, weights)
+    tables = {
+        name: read_rows(attack_folder(run, config))
+        for config in run.config.attacks
+        if (name := label_of(config)) in attacks
+    }
+    auxiliary = DeviceImages(splits.auxiliary, device)
+    ceiling = ceiling_mse(auxiliary, test)
+    proofs = [asdict(proof) for proof in certificates(outcome.noisy, test, auxiliary, reports, seed=run.config.seed)]
     names = [type(config).method for config in run.config.defences]
     acting = which_act(names, parts, test, generator)
+    x = test.take(slice(0, 256))
+    with torch.no_grad():
+        shifted = shift(parts.channel, parts.model.edge(x), x, run.config.seed)
     steps = None if parts.cem is None else last["cem_steps"]
     summary = {
         "schema": 1,
@@ -292,6 +366,10 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "sigma": sigma,
         "bits": outcome.bits(test.labels, test.classes),
         "attacks": {name: row | {"mse_over_ceiling": row["mse"] / ceiling} for name, row in attacks.items()},
+        "suite": suite_of(run.config.attacks),
+        "skipped": skipped,
+        "worst_case": worst_case(tables, run.config.seed),
+        "certificates": proofs,
         "defences": names,
         "reports": reports,
         "surrogate": None if parts.cem is None else type(run.config.cem.surrogate).method,
@@ -306,7 +384,9 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "weights_sha256": weights,
         "splits": read_json(run.folder / "splits.json"),
         "environment": read_json(run.folder / "environment.json"),
-        "flags": raised(attacks, ceiling, acting, steps, last["cem_inactive"], *collapse_of(run.metrics())),
+        "flags": raised(
+            attacks, ceiling, acting, steps, last["cem_inactive"], *collapse_of(run.metrics()), proofs, shifted
+        ),
     }
     write_json(run.folder / "summary.json", summary)
     return summary

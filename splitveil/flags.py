@@ -1,9 +1,10 @@
 """Flags: signs that a number should not be believed as it stands. Each is raised by `evaluate` with its detail.
 
-Documented as: raised if / why it matters / what to do.
+Documented as: raised if / why it matters / what to do; docs/flags.md is `table()`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -43,9 +44,64 @@ FLAGS = {
         "a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
         "use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
     ),
+    "whitebox-weaker": Flag(
+        "the MSE of an attack that has the edge's weights lies more than 2 % above that of the best without them that had no "
+        "more releases, label or cloud weights",
+        "who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
+        "give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
+    ),
+    "stronger-net-worse": Flag(
+        "of two decoders that differ in nothing but size, the larger one's MSE is more than 2 % higher",
+        "the ladder should fall and then level off; a large net that does worse was not trained to its end",
+        "train it longer, lower its learning rate, or give it more images",
+    ),
+    "more-data-worse": Flag(
+        "of two attacks that differ in nothing but the number of their own images, the one with more has a MSE over 2 % higher",
+        "more images cannot hurt an attack that works; its number is no measure of the defence",
+        "train it longer, and look whether its images are of the same distribution",
+    ),
+    "averaging-hole": Flag(
+        "seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %",
+        "fresh noise at every release averages out: whoever sends an image twice sends it with less noise",
+        "send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
+    ),
+    "gradient-masked": Flag(
+        "averaging gradients over draws of the defence (EoT) lowers the error by more than 5 % against single draws",
+        "single-draw attacks fail on the defence's randomness and not on lack of information",
+        "believe only attacks with EoT; raise its draws until the gain is gone",
+    ),
+    "bound-violated": Flag(
+        "an attack's mean MSE lies, by more than 3 standard errors, below a bound that is proved for as many releases as it saw",
+        "the bound, or an assumption under it, is wrong; a certificate that one attack breaks certifies nothing",
+        "do not publish the bound; check its assumptions (distribution, sigma, releases) on this run",
+    ),
+    "mask-aware-gap": Flag(
+        "telling an attack which entries were zeroed lowers its MSE by more than 5 %",
+        "the pattern of zeros is sent too and tells about the image; attacks that ignore it underestimate the leak",
+        "count the mask-aware attack; fill zeroed entries with noise instead of zeros",
+    ),
+    "channel-off-at-inference": Flag(
+        "on the same z the channel sends something of another mean or spread in eval() than in train()",
+        "what was measured is not what the cloud was trained with: a defence that stops at inference protects nothing",
+        "make send ignore self.training, as splitveil's own defences do; nn.Dropout does not",
+    ),
 }
 
 CONVERGED = 0.1
+LADDER = 0.02
+AVERAGING, RELEASES = 0.1, 16
+EOT = MASK = 0.05
+DOUBT = 3.0
+IDENTITY = {"label", "attempt"}
+"""Options that say how an attack stands in a run, and not what it does."""
+DATA = {"images", "auxiliary_images"}
+"""Options that say how many images of its own an attack uses."""
+
+
+def table() -> str:
+    """All flags as a table in Markdown."""
+    rows = [f"| `{name}` | {flag.raised_if} | {flag.why} | {flag.do} |" for name, flag in FLAGS.items()]
+    return "\n".join(["| flag | raised if | why | do |", "|---|---|---|---|", *rows])
 
 
 def still_falling(losses: list[float]) -> bool:
@@ -66,6 +122,90 @@ def last_third(values: Sequence[float]) -> float:
     return sum(tail) / len(tail) if tail else 0.0
 
 
+def siblings(attacks: dict[str, dict[str, Any]], *ignored: str) -> Iterator[tuple[str, str]]:
+    """Ordered pairs of attacks of one method that are the same but for the options ignored; both have a number."""
+
+    def kind(name: str) -> dict[str, Any]:
+        row = attacks[name]
+        facts = {"method": row.get("method", name), "auxiliary_images": row.get("auxiliary_images")}
+        return {
+            key: value for key, value in (row.get("options", {}) | facts).items() if key not in {*IDENTITY, *ignored}
+        }
+
+    finite = [name for name, row in attacks.items() if isfinite(row["mse"])]
+    return ((a, b) for a, b in permutations(finite, 2) if kind(a) == kind(b))
+
+
+def releases(row: dict[str, Any]) -> int:
+    return int(row.get("threat", {}).get("releases of one image", 1))
+
+
+def knows_no_more(row: dict[str, Any], than: dict[str, Any]) -> bool:
+    """Whether an attack sees and knows no more than another, their knowledge of the edge aside."""
+    ours, theirs = row.get("threat", {}), than.get("threat", {})
+    return releases(row) <= releases(than) and all(
+        ours.get(what) != "known" or theirs.get(what) == "known" for what in ("label of the target", "cloud weights")
+    )
+
+
+def white_boxes(attacks: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    white = {name: row for name, row in attacks.items() if row.get("threat", {}).get("edge weights") == "known"}
+    for name, row in white.items():
+        black = {
+            other: own["mse"]
+            for other, own in attacks.items()
+            if other not in white and isfinite(own["mse"]) and knows_no_more(own, row)
+        }
+        best = min(black, key=black.__getitem__, default=None)
+        if best is not None and not row["mse"] <= (1 + LADDER) * black[best]:
+            yield (
+                "whitebox-weaker",
+                f"{name}: MSE {row['mse']:.4f}, {best} reaches {black[best]:.4f} without the edge's weights",
+            )
+
+
+def ladders(attacks: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Pairs of attacks of which one should do at least as well as the other, or not much better."""
+
+    def mse(name: str) -> float:
+        return attacks[name]["mse"]
+
+    def option(name: str, key: str, default: Any) -> Any:
+        return attacks[name].get("options", {}).get(key, default)
+
+    for small, large in siblings(attacks, "blocks", "width"):
+        sizes = [tuple(option(name, key, 0) for key in ("blocks", "width")) for name in (small, large)]
+        grew = sizes[0] != sizes[1] and all(a <= b for a, b in zip(*sizes))
+        if grew and mse(large) > (1 + LADDER) * mse(small):
+            told = f"{large}: MSE {mse(large):.4f}, the smaller {small} reaches {mse(small):.4f}"
+            yield "stronger-net-worse", told
+    for few, many in siblings(attacks, *DATA):
+        counts = [attacks[name].get("auxiliary_images", 0) for name in (few, many)]
+        if counts[0] < counts[1] and mse(many) > (1 + LADDER) * mse(few):
+            told = f"{many}: MSE {mse(many):.4f} with {counts[1]} images, {few} reaches {mse(few):.4f} with {counts[0]}"
+            yield "more-data-worse", told
+    for one, several in siblings(attacks, "repeats"):
+        seen = releases(attacks[several])
+        if releases(attacks[one]) == 1 < seen <= RELEASES and mse(several) < (1 - AVERAGING) * mse(one):
+            told = f"{several}: MSE {mse(several):.4f} from {seen} releases, {one} reaches {mse(one):.4f} from one"
+            yield "averaging-hole", told
+    for blind, aware in siblings(attacks, "mask"):
+        if option(aware, "mask", False) and not option(blind, "mask", False) and mse(aware) < (1 - MASK) * mse(blind):
+            yield "mask-aware-gap", f"{aware}: MSE {mse(aware):.4f}, {blind} reaches {mse(blind):.4f} without the mask"
+
+
+def bounds_broken(attacks: dict[str, dict[str, Any]], proofs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Not by the worst case over attacks: that chooses by the image itself, which no attacker that a bound speaks of can do."""
+    for proof in proofs:
+        if proof["unit"] != "MSE" or not proof["proved"]:
+            continue
+        for name, row in attacks.items():
+            error = (row["mse_ci95"][1] - row["mse"]) / 1.96 if "mse_ci95" in row else 0.0
+            if releases(row) <= proof["holds_for"] and row["mse"] + DOUBT * error < proof["value"]:
+                claim = f"{proof['name']} claims at least {proof['value']:.4f} for {proof['holds_for']} releases"
+                yield "bound-violated", f"{name}: MSE {row['mse']:.4f}, {claim}"
+
+
 def raised(
     attacks: dict[str, dict[str, Any]],
     ceiling: float,
@@ -74,11 +214,14 @@ def raised(
     cem_inactive: int,
     collapsed: Sequence[float] = (),
     loss_share: float | None = None,
+    proofs: Sequence[dict[str, Any]] = (),
+    shifted: str | None = None,
 ) -> list[dict[str, str]]:
     """The flags of one run, each with what raised it; `cem_steps` is None for a run without CEM.
 
     `collapsed`: of each epoch in which CEM acted, the share of the classes whose attention had collapsed, if it has one.
     `loss_share`: CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare.
+    `proofs`: the certificates of `metrics.bounds`, as tables. `shifted`: how what is sent differs from training's.
     """
     found: list[tuple[str, str]] = []
     for name, row in attacks.items():
@@ -91,6 +234,12 @@ def raised(
         found.append(
             ("metric-ceiling", f"the strongest attack reaches {strongest / ceiling:.0%} of the mean image's MSE")
         )
+    found += [*white_boxes(attacks), *ladders(attacks), *bounds_broken(attacks, proofs)]
+    for name, row in attacks.items():
+        if (gain := row.get("facts", {}).get("eot_gain", 0.0)) > EOT:
+            found.append(("gradient-masked", f"{name}: averaged gradients lower its error by {gain:.0%}"))
+    if shifted is not None:
+        found.append(("channel-off-at-inference", shifted))
     found += [("defence-inactive", f"{name} changes nothing") for name, acts in acting.items() if not acts]
     if cem_steps == 0:
         found.append(("defence-inactive", "CEM never acted: its warm-up is as long as the training"))

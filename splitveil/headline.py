@@ -1,5 +1,6 @@
 """The headline table on the terminal: one row a run."""
 
+import re
 from math import isfinite
 from typing import Any
 
@@ -7,6 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from splitveil.worst_case import over_seeds
 
 
 def strongest(summary: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -18,6 +21,31 @@ def strongest(summary: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 def closest(summary: dict[str, Any], metric: str) -> float:
     """The highest SSIM or PSNR that any attack reached: a picture may be alike without the lowest MSE."""
     return max(row[metric] for row in summary["attacks"].values() if isfinite(row["mse"]))
+
+
+def worst_line(summary: dict[str, Any]) -> list[str]:
+    """The worst case over attacks in one line; none for a summary of before there was one."""
+    worst = summary.get("worst_case")
+    if worst is None:
+        return []
+    low, high = worst["mse_ci95"]
+    return [
+        f"worst case {summary['name']}: MSE {worst['mse']:.4f} ({low:.4f} to {high:.4f}), SSIM {worst['ssim']:.3f}, "
+        f"PSNR {worst['psnr']:.1f}; unluckiest 5 %: MSE below {worst['mse_q05']:.4f}, SSIM above {worst['ssim_q95']:.3f}"
+    ]
+
+
+def seed_lines(summaries: list[dict[str, Any]]) -> list[str]:
+    """The worst case over the seeds of each recipe of which several are here, by the names that `--each seed=…` gives."""
+    recipes: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        recipes.setdefault(re.sub(rf"-seed{summary.get('seed')}(?=-|$)", "", summary["name"]), []).append(summary)
+    found = []
+    for name, runs in recipes.items():
+        if (spread := over_seeds(runs)) is not None:
+            targets, mean, (low, high) = spread
+            found.append(f"worst case {name} over {targets} seeds: MSE {mean:.4f} ({low:.4f} to {high:.4f})")
+    return found
 
 
 def print_table(summaries: list[dict[str, Any]]) -> None:
@@ -38,6 +66,11 @@ def print_table(summaries: list[dict[str, Any]]) -> None:
         table.add_row(escape(summary["name"]), accuracy, name, *numbers, bits)
     console = Console()
     console.print(table)
+    for said in [line for summary in summaries for line in worst_line(summary)] + seed_lines(summaries):
+        console.print(said, highlight=False, markup=False)
+    for summary in summaries:
+        for name, why in summary.get("skipped", {}).items():
+            console.print(f"{summary['name']}: {name} skipped, {why}", highlight=False, markup=False)
     for summary in summaries:
         for flag in summary["flags"]:
             said = escape(f"{summary['name']}: {flag['flag']} ({flag['detail']})")

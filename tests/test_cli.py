@@ -157,6 +157,10 @@ def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome
         ("evaluate nosuch", ["nosuch is not a run folder"]),
         ("report nosuch", ["nosuch is not a run folder"]),
         ("attack nosuch --train.lr 3", ["unknown flag '--train.lr'"]),
+        ("attack nosuch --suite quik", ["unknown suite 'quik'; did you mean 'quick'?"]),
+        ("attack nosuch --suite quick --attacks ridge", ["--suite quick is a fixed list; leave --attacks out"]),
+        ("run --suite quick --attacks.0.label x", ["--suite quick is a fixed list; leave --attacks.0.label out"]),
+        ("evaluate nosuch --fail-if ssim", ["--fail-if is 'ssim', must be one of ssim, mse"]),
         ("data", ["data needs check or prepare, then a name"]),
         ("data chekc fashion", ["data needs check or prepare"]),
         ("data check fashon", ["unknown data set 'fashon'; did you mean 'fashion'?"]),
@@ -479,3 +483,36 @@ def test_one_method_may_attack_twice_under_two_labels(splitveil: Callable[..., O
     twice[1]["label"] = "../escape"
     Run.create(run_folder, from_dict(table))
     assert refused(splitveil("attack", str(run_folder)), "label is '../escape', must be of letters, digits")
+
+
+def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(
+    splitveil: Callable[..., Outcome], run_folder: Path
+):
+    assert refused(splitveil("evaluate", run_folder, "--fail-if", "lpips>1"), "--fail-if is 'lpips>1'")
+    splitveil("attack", run_folder)
+    outcome = splitveil("evaluate", run_folder, "--fail-if", "mse<1", "--fail-if=accuracy<0", "--fail-if", "ssim>=-1")
+    assert outcome.code == 3
+    first, second = outcome.err.splitlines()
+    assert re.fullmatch(r"tiny: mse is 0\.\d+ \(worst case over 2 attacks\), which is mse<1", first)
+    assert "which is ssim>=-1" in second
+    assert "worst case tiny: MSE" in outcome.out
+    assert splitveil("evaluate", run_folder, "--fail-if", "mse>1").code == 0
+
+
+def test_a_suite_replaces_the_attacks_of_a_run_and_is_remembered(
+    splitveil: Callable[..., Outcome], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = ATTACKS["decoder"].config
+    tiny = (ATTACKS["mean_image"].config(), config(label="mask", blocks=0, width=4, epochs=1, mask=True))
+    monkeypatch.setattr("splitveil.commands.suite", lambda name: tiny)
+    monkeypatch.setattr("splitveil.suites.suite", lambda name: tiny)
+    outcome = splitveil("attack", run_folder, "--suite", "quick")
+    assert (outcome.code, outcome.out) == (0, f"{run_folder}: attacked by mean_image; skipped mask\n")
+    assert "mask skipped: the channel zeroes no entries" in outcome.err
+    assert Run.open(run_folder).config.attacks == tiny
+    outcome = splitveil("evaluate", run_folder)
+    assert outcome.code == 0
+    assert "tiny: mask skipped, the channel zeroes no entries" in outcome.out
+    summary = read_json(run_folder / "summary.json")
+    assert list(summary["attacks"]) == ["mean_image"]
+    assert list(summary["skipped"]) == ["mask"]

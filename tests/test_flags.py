@@ -1,8 +1,14 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from splitveil.flags import FLAGS, last_third, raised, still_falling
+from splitveil.channel import Channel
+from splitveil.defences import Defence, build
+from splitveil.flags import FLAGS, last_third, raised, still_falling, table
+from splitveil.shift import shift
 
 GOOD: dict[str, Any] = {"mean_image": {"mse": 0.1, "losses": []}, "decoder": {"mse": 0.05, "losses": [3.0, 2.0, 1.99]}}
 
@@ -114,3 +120,114 @@ def test_the_last_third_is_at_least_one() -> None:
 def test_every_flag_says_when_why_and_what_to_do() -> None:
     for flag in FLAGS.values():
         assert all(len(words) > 20 for words in flag)
+
+
+BLACK = {"edge weights": "unknown", "releases of one image": "1"}
+WHITE = BLACK | {"edge weights": "known"}
+SIZE = {"blocks": 2, "width": 32, "repeats": 1, "mask": False, "label": ""}
+
+
+def decoder(
+    mse: float, threat: dict[str, str] = BLACK, images: int = 1000, facts: Any = None, **options: Any
+) -> dict[str, Any]:
+    return {
+        "mse": mse, "method": "decoder", "losses": [3.0, 2.0, 1.99], "options": SIZE | options, "threat": threat,
+        "auxiliary_images": images, "facts": facts or {},
+    }  # fmt: skip
+
+
+def seen(releases: int) -> dict[str, str]:
+    return BLACK | {"releases of one image": str(releases)}
+
+
+def proof(value: float, releases: int = 1, proved: bool = True, unit: str = "MSE") -> dict[str, Any]:
+    return {"name": "known set", "value": value, "unit": unit, "holds_for": releases, "proved": proved}
+
+
+CLEAN: dict[str, Any] = {
+    "mean_image": {"mse": 0.1, "losses": []},
+    "decoder": decoder(0.05),
+    "decoder-large": decoder(0.0509, blocks=8, width=64),
+    "decoder-more": decoder(0.0509, images=9000),
+    "decoder-repeats": decoder(0.0451, seen(16), repeats=16),
+    "decoder-repeats64": decoder(0.02, seen(64), repeats=64),
+    "decoder-mask": decoder(0.0476, mask=True),
+    "refine": {**decoder(0.0485, WHITE, facts={"eot_gain": 0.05}), "method": "refine"},
+}
+"""Everything just inside its bound."""
+
+PLANTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "beaten-by-mean": ({"ridge": {"mse": 0.2, "losses": []}}, {}),
+    "metric-ceiling": ({name: row | {"mse": 0.0999} for name, row in CLEAN.items()}, {}),
+    "attack-not-converged": ({"decoder": decoder(0.05) | {"losses": [3.0, 2.0, 1.0]}}, {}),
+    "defence-inactive": ({}, {"acting": {"gaussian": False}}),
+    "attention-collapsed": ({}, {"collapsed": [0.9]}),
+    "whitebox-weaker": ({"refine": {**decoder(0.0487, WHITE), "method": "refine"}}, {}),
+    "stronger-net-worse": ({"decoder-large": decoder(0.0511, blocks=8, width=64)}, {}),
+    "more-data-worse": ({"decoder-more": decoder(0.0511, images=9000)}, {}),
+    "averaging-hole": ({"decoder-repeats": decoder(0.0449, seen(16), repeats=16)}, {}),
+    "gradient-masked": ({"refine": CLEAN["refine"] | {"facts": {"eot_gain": 0.06}}}, {}),
+    "bound-violated": ({}, {"proofs": [proof(0.051)]}),
+    "mask-aware-gap": ({"decoder-mask": decoder(0.0474, mask=True), "refine": GOOD["decoder"]}, {}),
+    "channel-off-at-inference": ({}, {"shifted": "the spread is 0 in eval()"}),
+}
+
+
+def flagged(attacks: dict[str, Any], **facts: Any) -> list[str]:
+    given: dict[str, Any] = {"acting": {"gaussian": True}, "cem_steps": 100, "cem_inactive": 0} | facts
+    return [flag["flag"] for flag in raised(attacks, 0.1, **given)]
+
+
+def test_a_setting_without_weakness_raises_nothing() -> None:
+    harmless = [proof(0.0475), proof(0.01, 16), proof(0.09, proved=False), proof(900.0, unit="bits")]
+    assert flagged(CLEAN, proofs=harmless) == []
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_each_planted_weakness_raises_its_flag_and_no_other(flag: str) -> None:
+    attacks, facts = PLANTED[flag]
+    assert set(flagged(CLEAN | attacks, **facts)) == {flag}
+
+
+def test_who_sees_more_may_beat_a_white_box_attack() -> None:
+    white = {"refine": {**decoder(0.06, WHITE), "method": "refine"}}
+    for more in (seen(4), BLACK | {"label of the target": "known"}, BLACK | {"cloud weights": "known"}):
+        assert flagged({"other": {**decoder(0.05, more), "method": "other"}} | white) == []
+    assert flagged({"other": {**decoder(0.05), "method": "other"}} | white) == ["whitebox-weaker"]
+
+
+def test_ladders_are_of_attacks_that_differ_in_nothing_else() -> None:
+    assert flagged({"a": decoder(0.05), "b": decoder(0.09, blocks=8, epochs=3)}) == []
+    assert flagged({"a": decoder(0.05), "b": decoder(0.09, blocks=1, width=64)}) == []  # neither is the larger
+    assert flagged({"a": decoder(0.05), "b": decoder(float("nan"), blocks=8)}) == ["beaten-by-mean"]
+
+
+def test_a_bound_is_broken_by_attacks_that_saw_no_more_releases_and_beyond_doubt() -> None:
+    assert flagged({"a": decoder(0.05, seen(4), repeats=4)}, proofs=[proof(0.06)]) == []
+    assert flagged({"a": decoder(0.05, seen(4), repeats=4)}, proofs=[proof(0.06, 16)]) == ["bound-violated"]
+    doubtful = decoder(0.05) | {"mse_ci95": [0.0402, 0.0598]}  # a standard error of 0.005
+    assert flagged({"a": doubtful}, proofs=[proof(0.064)]) == []
+    assert flagged({"a": doubtful}, proofs=[proof(0.066)]) == ["bound-violated"]
+
+
+class OnlyInTraining(Defence):
+    """A planted weakness: nn.Dropout stops at inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.2)
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.dropout(z)
+
+
+def test_a_defence_that_stops_at_inference_is_found() -> None:
+    z, x = torch.randn(64, 4, 8, 8), torch.rand(64, 1, 16, 16)
+    told = shift(Channel([build("gaussian", sigma=0.01), OnlyInTraining()]), z, x)
+    assert told is not None and "in eval()" in told
+    assert flagged(CLEAN, shifted=told) == ["channel-off-at-inference"]
+    assert shift(Channel([build("gaussian"), build("dropout"), build("quantise")]), z, x) is None
+
+
+def test_the_page_on_flags_is_made_from_them() -> None:
+    assert table() in (Path(__file__).parent.parent / "docs" / "flags.md").read_text()

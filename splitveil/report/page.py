@@ -33,6 +33,8 @@ def page(runs: list[Shown]) -> str:
         same_test=len({run.test_set for run in runs}) == 1,
         threats=threats(runs),
         guarantees=guarantees(runs),
+        worst_cases=[(run, run.summary["worst_case"]) for run in runs if run.summary.get("worst_case")],
+        skipped=[(run, name, why) for run in runs for name, why in run.summary.get("skipped", {}).items()],
         trade_off=trade_off and Markup(trade_off),
         curves=[(title, text, Markup(drawing)) for title, text, drawing in figures.curves(runs)],
         inside=[(title, text, Markup(drawing)) for title, text, drawing in inside],

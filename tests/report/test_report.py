@@ -22,6 +22,7 @@ from splitveil.report.facts import distinct_labels, read_runs, small, without_pa
 from splitveil.report.figures import INSIDE, front, inside
 from splitveil.report.pictures import LARGEST, grids, strip
 from splitveil.runs import Run, write_json, write_tensors
+from splitveil.worst_case import worst_case
 
 Maker = Callable[..., Path]
 THREAT = {"edge weights": "unknown", "queries": "own images through edge and channel"}
@@ -395,3 +396,23 @@ def test_the_front_keeps_what_nothing_beats() -> None:
 def test_the_same_runs_give_the_same_bytes(make: Maker, tmp_path: Path) -> None:
     folders = [make("a"), make("b")]
     assert html_of(folders, tmp_path / "1") == html_of(folders, tmp_path / "2")
+
+
+def test_the_worst_case_stands_beside_the_strongest_attack_and_what_was_skipped_is_said(
+    make: Maker, tmp_path: Path
+) -> None:
+    spread = np.linspace(0.9, 1.1, 40)
+    rows = {
+        name: {"mse": mse * spread, "ssim": 0.5 * spread, "psnr": 20 * spread}
+        for name, mse in (("a", 0.008), ("b", 0.02))
+    }
+    new = make("new", worst_case=worst_case(rows), skipped={"decoder-mask": "there is no <mask> to know"})
+    html = html_of([make("old"), new], tmp_path)
+    page = Page(html)
+    glance = {row[0]: row for row in page.rows if len(row) == 10}
+    assert glance["new"][2:5] == ["ridge worst case", "0.0100 0.0080", "0.500 0.500"]
+    assert glance["old"][2:5] == ["ridge", "0.0100", "0.500"]
+    (worst,) = (row for row in page.rows if len(row) == 6 and row[0] == "new")
+    assert worst[1].startswith("0.0080 0.00")
+    assert worst[5].startswith("a 100.0 % Who")  # the heading that follows; b is nowhere the lowest
+    assert "Skipped: decoder-mask against new (there is no <mask> to know)." in text_of(html)
