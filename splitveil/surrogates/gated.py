@@ -133,11 +133,11 @@ class Gated(Surrogate):
             nn.init.zeros_(self.w)  # starts at equal weights
         self.requires_grad_(self.objective != "stopgrad")
 
-    def penalty(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Hinge on the variance under weights [g, n], and that variance: [g, d], or [g, 1] if it is the trace."""
-        variance = weighted_moments(x, a.unsqueeze(2)).variance.squeeze(1)
-        variance = variance.sum(1, keepdim=True) if self.form == "trace" else variance
-        return self.hinge(variance).mean(1), variance
+    def penalties(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Hinge on the variance under each of s weights [g, n]: [s, g]; and that variance, [s, g, d], or its trace [s, g, 1]."""
+        variance = weighted_moments(x, torch.stack(weights, 2)).variance.transpose(0, 1)
+        variance = variance.sum(2, keepdim=True) if self.form == "trace" else variance
+        return self.hinge(variance).mean(2), variance
 
     def attend(self, logits: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
         a = attention(logits, mask)
@@ -151,7 +151,6 @@ class Gated(Surrogate):
         groups = self.grouped(z, y)
         x, mask, total = groups.x, groups.mask, groups.total
         equal = mask / total.clamp_min(1).unsqueeze(1)
-        uniform, _ = self.penalty(x, equal)
         cooperative = self.objective == "cooperative"
         if self.space == "raw" and self.bank is None and not cooperative:
             measured = x
@@ -160,11 +159,16 @@ class Gated(Surrogate):
             normalised = self.norm(x)
             measured = normalised if self.space == "normalised" else x
             a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
-        found, variance = self.penalty(measured, a if cooperative else a.detach())
+        weights = a if cooperative else a.detach()
+        if measured is x:  # one pass over the samples for both
+            (uniform, found), (_, variance) = self.penalties(x, equal, weights)
+        else:
+            (uniform,), _ = self.penalties(x, equal)
+            (found,), (variance,) = self.penalties(measured, weights)
         penalty = found
         if self.objective == "adversarial":
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
-            climb, _ = self.penalty(measured.detach(), a)
+            (climb,), _ = self.penalties(measured.detach(), a)
             penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
         self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
@@ -174,7 +178,8 @@ class Gated(Surrogate):
         reference = over_groups(uniform, groups)
         if self.bank is not None:  # what is remembered is not of this z and y
             alone = self.grouped(z, y, remembered=False)
-            reference = over_groups(self.penalty(alone.x, alone.mask / alone.total.clamp_min(1).unsqueeze(1))[0], alone)
+            (reference,), _ = self.penalties(alone.x, alone.mask / alone.total.clamp_min(1).unsqueeze(1))
+            reference = over_groups(reference, alone)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
             "above_tau": over_groups(self.hinge.above(variance).to(x.dtype).mean(1), groups),
