@@ -35,6 +35,8 @@ from splitveil.metrics import image as metrics
 from splitveil.metrics.bounds import certificates
 from splitveil.metrics.cost import cost
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
+from splitveil.metrics.lpips import lpips_or_why
+from splitveil.metrics.residual import within_class
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
@@ -104,8 +106,22 @@ def score(attack: Attack, parts: Parts, test: DeviceImages, seed: int) -> tuple[
         for name, values in rows.items():
             values.append(getattr(metrics, name)(guess, x))
         rebuilt.append(guess)
-    table = {name: torch.cat(values).cpu().numpy() for name, values in rows.items()}
-    return table | {"label": test.labels.cpu().numpy()}, torch.cat(rebuilt)
+    table = {name: torch.cat(values) for name, values in rows.items()}
+    everything = torch.cat(rebuilt)
+    table |= beyond_pixels(test.take(slice(None)), everything, test)
+    return {name: values.cpu().numpy() for name, values in table.items()} | {
+        "label": test.labels.cpu().numpy()
+    }, everything
+
+
+def beyond_pixels(x: Tensor, rebuilt: Tensor, test: DeviceImages) -> dict[str, Tensor]:
+    """Of each image: what is left wrong after the class's mean is taken out, the most that can be, and LPIPS if it is there."""
+    residual = within_class(x, rebuilt, test.labels, test.classes)
+    found = {"residual": residual.rows, "residual_ceiling": residual.ceiling}
+    metric, _ = lpips_or_why()
+    if metric is not None:
+        found["lpips"] = metric.to(x.device)(x, rebuilt)
+    return found
 
 
 def sample_index(labels: np.ndarray, count: int = SAMPLES) -> np.ndarray:
@@ -258,15 +274,20 @@ def weights_digest(run: Run) -> str:
 def read_attack(folder: Path) -> dict[str, Any]:
     """Facts and means of a finished attack."""
     facts = read_json(folder / "attack.json")
-    with np.load(folder / "rows.npz", allow_pickle=False) as rows:
-        for name in ("mse", "ssim", "psnr"):
-            facts[name] = float(rows[name].mean())
-            facts[f"{name}_ci95"] = mean_interval(rows[name])
+    rows = read_rows(folder)
+    for name in ("mse", "ssim", "psnr"):
+        facts[name] = float(rows[name].mean())
+        facts[f"{name}_ci95"] = mean_interval(rows[name])
+    known = "residual" in rows and np.nansum(rows["residual_ceiling"]) > 0
+    facts["residual_share"] = (
+        float(np.nansum(rows["residual"]) / np.nansum(rows["residual_ceiling"])) if known else None
+    )
+    facts["lpips"] = float(rows["lpips"].mean()) if "lpips" in rows else None
     return facts
 
 
 def read_rows(folder: Path) -> dict[str, np.ndarray]:
-    """One row for each test image: mse, psnr, ssim, label."""
+    """One value for each test image: mse, psnr, ssim, residual, label, …"""
     with np.load(folder / "rows.npz", allow_pickle=False) as rows:
         return {name: rows[name] for name in rows.files}
 
@@ -369,6 +390,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> dict[str, An
         "suite": suite_of(run.config.attacks),
         "skipped": skipped,
         "worst_case": worst_case(tables, run.config.seed),
+        "no_lpips": lpips_or_why()[1] or None,
         "certificates": proofs,
         "defences": names,
         "reports": reports,

@@ -29,6 +29,7 @@ from splitveil.evaluate import (
     wilson,
 )
 from splitveil.metrics.image import mse, psnr, ssim
+from splitveil.metrics.lpips import lpips_or_why
 from splitveil.split import SplitModel
 from splitveil.threat import Observation, ThreatModel
 
@@ -105,6 +106,8 @@ def test_every_image_gets_one_row_of_its_own_figures() -> None:
     for name, metric in {"mse": mse, "psnr": psnr, "ssim": ssim}.items():
         np.testing.assert_allclose(rows[name], metric(grey, x).numpy(), rtol=1e-6)
     assert rows["label"].tolist() == images.labels.tolist()
+    np.testing.assert_allclose(rows["residual"], rows["residual_ceiling"], rtol=1e-4)  # grey tells no class mates apart
+    assert ("lpips" in rows) == (lpips_or_why()[0] is not None)
 
 
 def test_an_attack_that_gives_images_of_another_size_is_an_error() -> None:
