@@ -104,11 +104,11 @@ def check_health(line: dict[str, Any]) -> None:
         )
 
 
-def warn(found: dict[str, str], told: set[str]) -> None:
+def tell(found: dict[str, str], told: set[str]) -> None:
     """Each kind once, not in every epoch."""
-    from splitveil.progress import console
+    from splitveil.progress import warn
 
     for kind, message in found.items():
         if kind not in told:
             told.add(kind)
-            console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+            warn(message)

@@ -28,11 +28,11 @@ TOLD: set[str] = set()
 
 def tell(message: str) -> None:
     """A warning, each once: a step is recorded anew in every phase of a training."""
-    from splitveil.progress import console
+    from splitveil.progress import warn
 
     if message not in TOLD:
         TOLD.add(message)
-        console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+        warn(message)
 
 
 class Captured:

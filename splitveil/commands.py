@@ -87,7 +87,7 @@ def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
 
 
 def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.device]]:
-    """Train runs side by side: on a GPU that takes little longer than one of them."""
+    """Train runs side by side, a step of each in one captured graph where there is a GPU."""
     devices = {config.device for config in configs.values()}
     if len(devices) > 1:
         raise UserError(

@@ -10,6 +10,10 @@ from rich.text import Text
 console = Console(stderr=True)
 
 
+def warn(message: str) -> None:
+    console.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+
+
 class Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed

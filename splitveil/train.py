@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from splitveil.alarms import check_health, warn, warnings_of
+from splitveil.alarms import check_health, tell, warnings_of
 from splitveil.aside import Aside
 from splitveil.board import show, tensorboard
 from splitveil.capture import WARMUP, Captured, lr_on, set_lr, settings_of
@@ -235,7 +235,7 @@ class Training:
         if cem is not None:
             cem.surrogate.tell()
         if self.run.config.cem.surrogate is not None:
-            warn(warnings_of(line, type(self.run.config.cem.surrogate).method, self.config.batch), self.told)
+            tell(warnings_of(line, type(self.run.config.cem.surrogate).method, self.config.batch), self.told)
         line["seconds"] = time.perf_counter() - self.began
         line |= validate(self.parts, self.validation, self.seed, epoch)
         at_full_strength = cem is None or cem.full_strength(epoch)
@@ -281,6 +281,14 @@ def repeat(times: int, work: Callable[[], None]) -> None:
         work()
 
 
+def launch_of(trainings: Sequence[Training], steps: int) -> tuple[Captured, int]:
+    """What starts the next steps of runs whose epoch has `steps` of them, and how many of them at a time."""
+    noises, why_not = [training.noise for training in trainings], why_not_captured(trainings)
+    many = 1 if why_not else steps_of_a_launch(steps, len(trainings))
+    body = partial(repeat, many, partial(step_all, trainings))
+    return Captured(body, trainings[0].device, noises, why_not, ceil(WARMUP / many)), many
+
+
 def train(trainings: Sequence[Training]) -> None:
     """Train runs side by side, each from wherever its folder stands, until their last epoch."""
     from splitveil.progress import steps_bar
@@ -300,10 +308,7 @@ def train(trainings: Sequence[Training]) -> None:
             before, there = there, [training for training in trainings if training.first <= epoch]
             changed = [training.begin(epoch) for training in there]  # all of them, also after a yes
             if any(changed) or there != before:
-                noises, why_not = [training.noise for training in there], why_not_captured(there)
-                many = 1 if why_not else steps_of_a_launch(steps, len(there))
-                body, warmup = partial(repeat, many, partial(step_all, there)), ceil(WARMUP / many)
-                launch = Captured(body, there[0].device, noises, why_not, warmup)
+                launch, many = launch_of(there, steps)
             for _ in range(steps // many):
                 launch()
                 advance(many)

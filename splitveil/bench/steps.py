@@ -4,7 +4,6 @@ A `Stepping` is a `Training` without a run folder: the same `step`, the same `Fe
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from splitveil.aside import Aside
 from splitveil.bench.timing import Advance, Row, Setting, Work, compare, in_turns, speedup
 from splitveil.build import Parts, build_parts
-from splitveil.capture import Captured, set_lr
+from splitveil.capture import set_lr
 from splitveil.config import Config, from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages, Feed
@@ -21,7 +20,7 @@ from splitveil.metrics.cost import cost
 from splitveil.registry import SURROGATES
 from splitveil.rng import stream
 from splitveil.step import Means
-from splitveil.train import Training, assemble, step_all, why_not_captured
+from splitveil.train import Training, assemble, launch_of
 
 SHAPES = {"small": (1, 28, 28), "vgg11": (3, 32, 32)}
 SIGMA = 0.1
@@ -109,13 +108,12 @@ class Block:
 
     def __init__(self, trainings: Sequence[Training], steps: int) -> None:
         self.trainings, self.steps = trainings, steps
-        noises = [training.noise for training in trainings]
-        self.step = Captured(partial(step_all, trainings), trainings[0].device, noises, why_not_captured(trainings))
+        self.step, self.many = launch_of(trainings, steps)
 
     def __call__(self) -> None:
         for training in self.trainings:
             training.feed.step.zero_()  # the first batch of the epoch again
-        for _ in range(self.steps):
+        for _ in range(self.steps // self.many):
             self.step()
 
     def check(self) -> None:
@@ -134,6 +132,8 @@ def steps_of(
 
 def stepping(setting: Setting, config: Config, task: ImageSet, images: DeviceImages) -> Stepping:
     feed = Feed(images, setting.batch, config.train.augment)
+    if config.train.compile:
+        feed.compile()
     feed.begin(0, 0)
     return Stepping(config, parts_of(config, task, setting.device), feed, setting.device)
 

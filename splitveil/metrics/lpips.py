@@ -22,6 +22,7 @@ import hashlib
 import importlib.util
 import os
 import pickle
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ def weights_path(given: str | Path | None = None) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
+@cache
 def read_weights(path: Path) -> Weights:
     content = path.read_bytes()
     if (digest := hashlib.sha256(content).hexdigest()) != ALEXNET_SHA256:
