@@ -15,9 +15,10 @@ from typing import IO
 import numpy as np
 import pytest
 import torch
+from interrupting import interrupt_at
 from torch import Tensor, nn
 
-from splitveil import runs, train
+from splitveil import runs
 from splitveil.arguments import parse
 from splitveil.checkpoint import restore_optimizer
 from splitveil.commands import train_run
@@ -67,18 +68,6 @@ def outcome(folder: Path) -> dict[str, object]:
     files = ["weights/last.safetensors", "weights/best.safetensors", "state/train.safetensors", "splits.json"]
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run.open(folder).metrics()]
     return {file: (folder / file).read_bytes() for file in files} | {"metrics": lines}
-
-
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Ctrl-C in the middle of a step, counted over the whole training."""
-    steps, original = iter(range(step + 1)), train.train_step
-
-    def stopping(*args: object) -> None:
-        if next(steps) == step:
-            raise KeyboardInterrupt
-        original(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(train, "train_step", stopping)
 
 
 WITH_STATE = {

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from interrupting import interrupt_at
 from on_device import nobody_waits
 from scipy import stats
 from torch import Tensor, nn
 
-from splitveil import train
 from splitveil.arguments import parse
 from splitveil.channel import Channel
 from splitveil.commands import train_run
@@ -243,15 +243,8 @@ def test_it_trains_and_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_o
     """.split()
     config = parse([*flags, *stack_of(name)])
     whole, splits, device = train_run(tmp_path / "whole", config)
-    steps, original = iter(range(100)), train.train_step
-
-    def stopping(*args: Any) -> None:
-        if next(steps) == 7:  # in the second of two epochs of five steps
-            raise KeyboardInterrupt
-        original(*args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", stopping)
+        interrupt_at(patch, 7)  # in the second of two epochs of five steps
         with pytest.raises(KeyboardInterrupt):
             train_run(tmp_path / "half", config)
     half, _, _ = train_run(tmp_path / "half", config)

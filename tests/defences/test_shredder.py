@@ -1,11 +1,11 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from interrupting import interrupt_at
 from torch import Tensor, nn
 
-from splitveil import defences, train
+from splitveil import defences
 from splitveil.arguments import parse
 from splitveil.channel import Channel
 from splitveil.commands import train_run
@@ -109,15 +109,8 @@ def test_a_run_killed_around_the_freeze_ends_bit_for_bit_as_one_that_was_not(
     """.split())  # fmt: skip
     whole, _, _ = train_run(tmp_path / "whole", config)
     assert [line["cem_inactive"] for line in whole.metrics()] == [0, 5, 10]  # nobody to tell once the edge is frozen
-    steps, original = iter(range(100)), train.train_step
-
-    def stopping(*args: Any) -> None:
-        if next(steps) == 5 * killed_in + 2:  # five steps an epoch
-            raise KeyboardInterrupt
-        original(*args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", stopping)
+        interrupt_at(patch, 5 * killed_in + 2)  # five steps an epoch
         with pytest.raises(KeyboardInterrupt):
             train_run(tmp_path / "half", config)
     half, _, _ = train_run(tmp_path / "half", config)

@@ -1,0 +1,17 @@
+"""Ctrl-C at a chosen step of a training."""
+
+import pytest
+
+from splitveil import train
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Ctrl-C in the middle of a step, counted over the whole training."""
+    steps, original = iter(range(step + 1)), train.train_step
+
+    def stopping(*args: object) -> None:
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train, "train_step", stopping)
