@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"{error.filename}: {os.strerror(error.errno)}; check the path and its permissions, --runs chooses another folder"
         )
     except KeyboardInterrupt:
-        print("stopped; the same command goes on after the last finished epoch", file=sys.stderr)
+        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
 
 

@@ -171,7 +171,9 @@ class CEM(nn.Module):
         if not self.active or not z.requires_grad:
             return
         with self.aside.of(z.device):
-            self.seen, self.gradient = z, self.coef * self.multiplier * self._gradient(z, y)
+            features, labels, finite = self._pull(z, y)
+            self.aside.mark()  # the edge needs no more than that
+            self._learn(features, labels, finite)
 
     def backward(self, loss: Tensor, z: Tensor, y: Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Instead of `loss.backward()`: edge, cloud and surrogate receive their gradients in one pass."""
@@ -179,8 +181,8 @@ class CEM(nn.Module):
         if not self.active:
             loss.backward()
             return
-        self.steps += 1
         if not z.requires_grad:  # a frozen edge: there is nobody to tell
+            self.steps += 1
             self.inactive += 1
             loss.backward()
             return
@@ -191,16 +193,18 @@ class CEM(nn.Module):
         def blend(task: Tensor) -> Tensor:
             nonlocal arrived
             arrived = True
-            self.aside.join()
+            self.aside.join_mark()
             own = self.gradient if scaler is None else scaler.scale(self.gradient)
-            share = 1.0 if self.clip is None else (self.clip * norm(task) / norm(own).clamp_min(1e-30)).clamp_max(1)
-            return task + (own * share).to(task.dtype)
+            if self.clip is not None:
+                own = own * (self.clip * norm(task) / norm(own).clamp_min(1e-30)).clamp_max(1)
+            return task + own.to(task.dtype)
 
         handle = z.register_hook(blend)
         loss.backward()
         handle.remove()
         if not arrived:  # the loss does not depend on z
             z.backward(blend(torch.zeros_like(z)))
+        self.aside.join()
         self.seen = None
 
     def measured(self, z: Tensor) -> Tensor:
@@ -234,8 +238,12 @@ class CEM(nn.Module):
         moved = (self.multiplier * step.exp()).clamp(1 / REACH, REACH)
         self.multiplier.copy_(torch.where(finite & moved.isfinite() & (self.known.sum() > 0), moved, self.multiplier))
 
-    def _gradient(self, z: Tensor, y: Tensor) -> Tensor:
-        """d L_C / d z in float32 (or float64), and one Adam step of the surrogate; if not finite, zero, no step, and counted."""
+    def _pull(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """coef * d L_C / d z in float32 (or float64), if not finite zero, into `gradient`.
+
+        Returns what the surrogate saw, the features and labels of all processes, and whether all was finite; its parameters
+        have their gradients.
+        """
         own = z.detach()
         own = (own if own.dtype == torch.float64 else own.float()).requires_grad_()
         others = gather(own.detach())
@@ -248,20 +256,28 @@ class CEM(nn.Module):
             output = self.surrogate(self.measured(features), labels)
         self.surrogate.zero_grad(set_to_none=True)
         output.loss.backward()
-        # Each process back-propagates its own rows of a loss over all rows; DDP averages, so the sum needs this factor.
-        gradient = own.grad * (len(features) // len(own)) if own.grad is not None else torch.zeros_like(own)
+        gradient = torch.zeros_like(own) if own.grad is None else own.grad
+        if len(features) > len(
+            own
+        ):  # each process has its rows of a loss over all rows, and DDP averages over processes
+            gradient = gradient * (len(features) // len(own))
         pulls = [p.grad for p in self.surrogate.parameters() if p.grad is not None]
         low, high = torch.aminmax(gradient)  # NaN if one is in there
         rest = torch.cat([output.loss.view(1), *(pull.flatten() for pull in pulls)])
         ends = torch.stack([low, high, *torch.aminmax(rest)])
         finite = everywhere(ends.isfinite().all())
+        self.seen, self.gradient = z, torch.where(finite, self.coef * self.multiplier * gradient, 0)
+        self.steps += 1
         self.skipped += ~finite
         self.inactive += finite & (low == 0) & (high == 0)
+        self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
+        return features.detach(), labels, finite
+
+    def _learn(self, features: Tensor, labels: Tensor, finite: Tensor) -> None:
+        """One step of the surrogate's Adam, its memory and the aim; none if the pull was not finite."""
         if self.optimizer is not None:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        with torch.autocast(z.device.type, enabled=False), torch.no_grad():
-            self.surrogate.after_step(self.measured(features.detach()), labels, finite)
-            self._aim(self.measured(features.detach()), labels, finite)
-        self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
-        return torch.where(finite, gradient, 0)
+        with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+            self.surrogate.after_step(self.measured(features), labels, finite)
+            self._aim(self.measured(features), labels, finite)

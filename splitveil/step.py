@@ -5,7 +5,7 @@ Nothing in it waits for the device, so that it can be captured and replayed as a
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,30 +17,44 @@ from splitveil.defences import Batch
 from splitveil.split import SplitModel
 
 
-def fused(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module through torch.compile, which makes one kernel of several. A function: its parameters stay the module's alone."""
-    return torch.compile(lambda x: module(x))
+class Forward(NamedTuple):
+    """One forward pass through edge, channel and cloud."""
+
+    z: Tensor  # [b, *z_shape]
+    sent: Tensor  # the same after the channel
+    loss: Tensor  # [], the task's
+    accuracy: Tensor  # []
+
+
+def encode(model: SplitModel, x: Tensor) -> Tensor:
+    z = model.edge(x)
+    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
+
+
+def answer(model: SplitModel, sent: Tensor, y: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The task's loss and the accuracy."""
+    logits = model.cloud(sent).float()
+    return F.cross_entropy(logits, y, label_smoothing=smoothing), (logits.argmax(1) == y).float().mean()
 
 
 class Pipeline(nn.Module):
-    """edge -> channel -> cloud in one forward, as DistributedDataParallel wants it."""
+    """edge -> channel -> cloud -> loss in one forward, as DistributedDataParallel wants it."""
 
-    def __init__(self, model: SplitModel, channel: Channel, compiled: bool = False) -> None:
+    def __init__(self, model: SplitModel, channel: Channel, smoothing: float = 0.0, compiled: bool = False) -> None:
         super().__init__()
-        self.model, self.channel = model, channel
-        self.edge = fused(model.edge) if compiled else model.edge.__call__
-        self.cloud = fused(model.cloud) if compiled else model.cloud.__call__
+        self.model, self.channel, self.smoothing = model, channel, smoothing
+        # Functions are compiled, and not modules: parameters stay the modules' alone, and equal networks share their kernels.
+        self.encode, self.answer = (torch.compile(encode), torch.compile(answer)) if compiled else (encode, answer)
 
     def forward(
-        self, x: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """z, what is sent, and the logits; `look` is called with z as soon as it is there."""
-        z = self.edge(x)
-        z = z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
+        self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None
+    ) -> Forward:
+        """`look` is called with z as soon as it is there."""
+        z = self.encode(self.model, x)
         if look is not None:
             look(z)
         sent = self.channel.send(z, x, generator)
-        return z, sent, self.cloud(sent)
+        return Forward(z, sent, *self.answer(self.model, sent, y, self.smoothing))
 
 
 class Means:
@@ -73,14 +87,12 @@ class Means:
 
 def train_step(
     pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
-    noise: torch.Generator, smoothing: float, bf16: bool, means: Means,
+    noise: torch.Generator, bf16: bool, means: Means,
 ) -> None:  # fmt: skip
     """One step; nothing in it waits for the device."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        z, sent, logits = pipeline(x, noise, None if cem is None else lambda z: cem.look(z, y))
-    logits = logits.float()
+        z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y))
     batch = Batch(x, z, sent, y)
-    task = F.cross_entropy(logits, y, label_smoothing=smoothing)
     penalties = channel.penalties(batch)
     loss = task + sum(penalties) if penalties else task
     optimizer.zero_grad(set_to_none=True)
@@ -90,7 +102,7 @@ def train_step(
         cem.backward(loss, z, y)
     optimizer.step()
     channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
-    values = {"loss": task, "train_accuracy": (logits.argmax(1) == y).float().mean()}
+    values = {"loss": task, "train_accuracy": accuracy}
     if penalties:
         values["penalty"] = loss - task
     if cem is not None and cem.active and cem.last is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from splitveil.alarms import check_health, tell, warnings_of
@@ -66,10 +66,16 @@ class TrainConfig:
     """On CUDA, record the step once and replay it as a whole; false starts every kernel from Python, several times slower."""
     compile: bool = False
     """On CUDA, let torch.compile fuse kernels and cuDNN try its algorithms: half a minute once. Pays in runs of many epochs."""
-    checkpoint_every: int = 1
-    """Epochs between checkpoints: what a kill can cost at most."""
+    checkpoint_every: int | None = None
+    """Epochs between checkpoints: what a kill can cost at most. Default is as many as half a minute has."""
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder's tensorboard/."""
+
+
+KINDS = 64
+"""Networks and surrogates of different settings that one process may compile; torch gives up at 8, without a word."""
+PATIENCE = 30.0
+"""Seconds between two checkpoints, unless `checkpoint_every` says otherwise."""
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
@@ -80,8 +86,9 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 
 def check(config: TrainConfig, images: int, world: int) -> None:
     for name, low in {"epochs": 1, "batch": 2, "checkpoint_every": 1}.items():
-        if getattr(config, name) < low:
-            raise UserError(f"train.{name} is {getattr(config, name)}, must be at least {low}")
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise UserError(f"train.{name} is {value}, must be at least {low}")
     if not 0 < config.lr < float("inf"):
         raise UserError(f"train.lr is {config.lr}, must be above 0; 0.05 is a good start")
     for name, high in {
@@ -129,13 +136,13 @@ def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, A
     return line
 
 
-def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int) -> None:
+def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int, bf16: bool) -> None:
     """Surrogates with statistics over the whole training set get them before the epochs they ask for, once CEM acts."""
     cem = parts.cem
     if cem is None or not cem.active or not (every := cem.surrogate.refresh_every) or (epoch - cem.warmup) % every:
         return
     torch.manual_seed(seed_of(seed, "refresh", epoch))  # the same in every process, and after a resume
-    cem.refresh(features_of(parts.model, images), images.labels)
+    cem.refresh(features_of(parts.model, images, bf16), images.labels)
 
 
 @contextmanager
@@ -156,9 +163,10 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
 def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The pipeline, and the task's optimiser over its parameters as they are now."""
     compiled = config.compile and next(parts.model.parameters()).is_cuda
-    pipeline: nn.Module = Pipeline(parts.model, parts.channel, compiled)
+    pipeline: nn.Module = Pipeline(parts.model, parts.channel, config.label_smoothing, compiled)
     if compiled:
         torch.backends.cudnn.benchmark = True  # time at the start for time in every step, as compiling is
+        torch._dynamo.config.recompile_limit = KINDS
         if parts.cem is not None:
             parts.cem.surrogate.compile()
     parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
@@ -192,8 +200,11 @@ class Training:
         if self.config.compile and device.type == "cuda":
             self.feed.compile()
         self.noise, self.means, self.aside = torch.Generator(device), Means(), Aside()
+        self.bf16 = self.config.bf16 and device.type == "cuda"
         self.settings: dict[str, object] = {}
         self.told: set[str] = set()
+        self.saved = time.perf_counter()
+        self.champion: tuple[dict[str, Tensor], int] | None = None  # the best weights since then, and their epoch
 
     def begin(self, epoch: int) -> bool:
         """Bring everything to the start of an epoch; true if the step is no longer the one that was captured."""
@@ -205,7 +216,7 @@ class Training:
         set_lr(self.optimizer, self.lr)
         if cem is not None:
             cem.schedule(epoch, self.lr)
-            refresh(self.parts, self.task, seed, epoch)
+            refresh(self.parts, self.task, seed, epoch, self.bf16)
         self.noise.manual_seed(seed_of(seed, "noise", epoch, self.rank))
         torch.manual_seed(seed_of(seed, "layers", epoch, self.rank))  # dropout layers and the like
         self.pipeline.train()
@@ -219,11 +230,8 @@ class Training:
 
     def step(self) -> None:
         x, y = self.feed.next()
-        bf16 = self.config.bf16 and self.device.type == "cuda"
         _, channel, cem = self.parts
-        train_step(
-            self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.config.label_smoothing, bf16, self.means
-        )
+        train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means)
 
     def end(self, epoch: int) -> str:
         """Measure, warn and save; returns a note for the progress bar."""
@@ -238,11 +246,31 @@ class Training:
             tell(warnings_of(line, type(self.run.config.cem.surrogate).method, self.config.batch), self.told)
         line["seconds"] = time.perf_counter() - self.began
         line |= validate(self.parts, self.validation, self.seed, epoch)
-        at_full_strength = cem is None or cem.full_strength(epoch)
-        is_best = at_full_strength and line["accuracy"] > self.best
-        self.best = max(self.best, line["accuracy"]) if at_full_strength else self.best
-        save(self.run, self.parts, self.optimizer, line, self.best, is_best, self.board)
+        self.run.append_metrics(line)
+        if self.board is not None:
+            show(self.board, line)
+        if line["accuracy"] > self.best and (cem is None or cem.full_strength(epoch)):
+            self.best = line["accuracy"]
+            self.champion = {name: tensor.clone() for name, tensor in weights_of(self.parts).items()}, epoch
+        if self.due(epoch):
+            self.save(epoch)
         return f"accuracy {line['accuracy']:.3f}"
+
+    def due(self, epoch: int) -> bool:
+        """Whether a checkpoint is."""
+        if epoch + 1 == self.config.epochs:
+            return True
+        if self.config.checkpoint_every is None:
+            return time.perf_counter() - self.saved >= PATIENCE
+        return (epoch + 1) % self.config.checkpoint_every == 0
+
+    def save(self, epoch: int) -> None:
+        """The state comes last: until it is there, the epochs since the last checkpoint have not happened."""
+        if self.champion is not None:
+            self.run.save_weights("best", *self.champion)
+        self.run.save_weights("last", weights_of(self.parts), epoch)
+        self.run.save_state(state_of(self.parts, self.optimizer, self.best), epoch)
+        self.saved, self.champion = time.perf_counter(), None
 
 
 def why_not_captured(trainings: Sequence[Training]) -> str | None:
@@ -314,24 +342,3 @@ def train(trainings: Sequence[Training]) -> None:
                 advance(many)
             notes = [training.end(epoch) for training in there]
             advance(0, notes[0])
-
-
-def save(
-    run: "Run",
-    parts: "Parts",
-    optimizer: torch.optim.Optimizer,
-    line: dict[str, Any],
-    best: float,
-    is_best: bool,
-    board: Any,
-) -> None:
-    """End of an epoch. The state comes last: until it is there, the epoch has not happened."""
-    config, epoch = run.config.train, line["epoch"]
-    run.append_metrics(line)
-    if board is not None:
-        show(board, line)
-    if is_best:
-        run.save_weights("best", weights_of(parts), epoch)
-    if (epoch + 1) % config.checkpoint_every == 0 or epoch + 1 == config.epochs:
-        run.save_weights("last", weights_of(parts), epoch)
-        run.save_state(state_of(parts, optimizer, best), epoch)

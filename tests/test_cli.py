@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load, save
 
-from splitveil import evaluate, runs
+from splitveil import attacking, runs
 from splitveil.__main__ import COMMANDS, main
 from splitveil.arguments import parse
 from splitveil.commands import runs_in, train_run
@@ -237,7 +237,7 @@ def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Callabl
     assert facts["n_images"] == 120
     assert len(facts["losses"]) == facts["options"]["epochs"] == 1
     assert "decoder knows: " in outcome.err
-    samples = evaluate.read_samples(run_folder / "attacks" / "decoder-0")
+    samples = attacking.read_samples(run_folder / "attacks" / "decoder-0")
     assert samples["original"].shape == samples["rebuilt"].shape == (12, 1, 16, 16)
 
     outcome = splitveil("evaluate", run_folder.parent)  # the folder of runs stands for the runs in it
@@ -291,7 +291,7 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
         def stop(*args: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(evaluate, "write_tensors", stop)
+        patch.setattr(attacking, "write_tensors", stop)
         assert splitveil("attack", run_folder).code == 130
     config.write_text(before)
     assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
@@ -347,13 +347,14 @@ def test_ctrl_c_is_one_line_and_130(
 
     monkeypatch.setattr("splitveil.commands.build_splits", interrupted)
     outcome = splitveil("train", *small)
-    assert (outcome.code, outcome.err) == (130, "stopped; the same command goes on after the last finished epoch\n")
+    assert (outcome.code, outcome.err) == (130, "stopped; the same command goes on from the last checkpoint\n")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_on_a_full_disk_the_finished_epochs_stay(
     call: str, splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    small = [*small, "--train.checkpoint-every", "1"]
     train_run(tmp_path / "whole", parse(small))
     original, left = getattr(os, call), 10  # the disk is full in the second epoch
 

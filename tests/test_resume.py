@@ -110,7 +110,7 @@ def test_a_kill_at_any_of_the_writes_loses_nothing(
     moment: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Enumerates all: the k-th renaming of a file is the last thing that happens, or does not happen any more."""
-    config = parse([*small, "--train.epochs", "2"])
+    config = parse([*small, "--train.epochs", "2", "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
     expected, replace, kills = outcome(tmp_path / "whole"), os.replace, 0
     for k in range(100):
@@ -141,7 +141,7 @@ def test_a_kill_at_any_of_the_writes_loses_nothing(
 
 
 def test_leftovers_of_a_kill_are_no_obstacle(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = parse(small)
+    config = parse([*small, "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
     with monkeypatch.context() as patch:
         interrupt_at(patch, 12)
@@ -280,7 +280,7 @@ def test_killed_at_ten_moments_of_its_life_a_run_resumes_to_the_same_weights(
     server: Server, small: list[str], tmp_path: Path
 ):
     def command(name: str) -> list[str]:
-        return ["train", *small, "--runs", str(tmp_path), "--name", name]
+        return ["train", *small, "--train.checkpoint-every", "1", "--runs", str(tmp_path), "--name", name]
 
     code, seconds = server.run(command("whole"))
     assert code == 0
@@ -310,7 +310,7 @@ def wait_for_an_epoch(process: subprocess.Popen[str], folder: Path, before: int 
 
 def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_path: Path):
     """A whole process each: Ctrl-C gives one line and 130, a kill gives nothing, and both go on from there."""
-    flags = [*small, "--train.epochs", "60", "--name", "run"]
+    flags = [*small, "--train.epochs", "120", "--train.checkpoint-every", "1", "--name", "run"]
     train_run(tmp_path / "whole", parse(flags))
     command = [sys.executable, "-m", "splitveil", "train", *flags, "--runs", str(tmp_path)]
     folder = tmp_path / "run"
@@ -325,7 +325,7 @@ def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_
         assert process.returncode == code
         assert "Traceback" not in said
         if stop == signal.SIGINT:
-            assert said.splitlines()[-1] == "stopped; the same command goes on after the last finished epoch"
+            assert said.splitlines()[-1] == "stopped; the same command goes on from the last checkpoint"
         assert not Run.open(folder).finished()
     train_run(folder, parse(flags))
     assert outcome(folder) == outcome(tmp_path / "whole")

@@ -336,17 +336,21 @@ def test_runs_that_are_trained_together_end_bit_for_bit_as_alone(surrogate: str,
 def test_together_a_run_that_is_ahead_waits_for_the_others_and_one_that_is_finished_is_left_alone(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    configs = {tmp_path / f"seed{seed}": parse([*small, "--seed", str(seed)]) for seed in range(3)}
+    often = [*small, "--train.checkpoint-every", "1"]
+    configs = {tmp_path / f"seed{seed}": parse([*often, "--seed", str(seed)]) for seed in range(3)}
     train_run(tmp_path / "seed0", configs[tmp_path / "seed0"])
     with monkeypatch.context() as patch:
 
         def killed_in_the_second_epoch(*args: object) -> dict[str, object]:
             raise KeyboardInterrupt
 
-        save = train.save
-        patch.setattr(
-            train, "save", lambda *args: save(*args) or patch.setattr(train, "validate", killed_in_the_second_epoch)
-        )
+        save = train.Training.save
+
+        def save_and_stop_validating(*args: object) -> None:
+            save(*args)  # type: ignore[arg-type]
+            patch.setattr(train, "validate", killed_in_the_second_epoch)
+
+        patch.setattr(train.Training, "save", save_and_stop_validating)
         with pytest.raises(KeyboardInterrupt):
             train_run(tmp_path / "seed1", configs[tmp_path / "seed1"])
     assert len(Run.open(tmp_path / "seed1").metrics()) == 1
@@ -354,6 +358,21 @@ def test_together_a_run_that_is_ahead_waits_for_the_others_and_one_that_is_finis
     for folder, config in configs.items():
         train_run(tmp_path / "alone" / folder.name, config)
         assert outcome(folder) == outcome(tmp_path / "alone" / folder.name)
+
+
+@pytest.mark.parametrize(("patience", "saved"), [(0.0, [0, 1, 2]), (float("inf"), [2])])
+def test_without_a_number_of_epochs_there_is_a_checkpoint_whenever_enough_time_has_passed(
+    patience: float, saved: list[int], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    epochs, save = [], train.Training.save
+    monkeypatch.setattr(train, "PATIENCE", patience)
+    monkeypatch.setattr(train.Training, "save", lambda self, epoch: epochs.append(epoch) or save(self, epoch))
+    accuracy = iter([0.5, 0.9, 0.7])
+    validate = train.validate
+    monkeypatch.setattr(train, "validate", lambda *args: validate(*args) | {"accuracy": next(accuracy)})
+    train_run(tmp_path, parse(small))
+    assert epochs == saved
+    assert best_epoch(tmp_path) == 1  # kept until the next checkpoint
 
 
 def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp_path: Path):

@@ -94,6 +94,7 @@ class Stepping(Training):
 
     def __init__(self, config: Config, parts: Parts, feed: Feed | Given, device: torch.device) -> None:
         self.config, self.parts, self.device, self.world = config.train, parts, device, 1
+        self.bf16 = self.config.bf16 and device.type == "cuda"
         self.pipeline, self.optimizer = assemble(parts, self.config, 1)
         self.feed, self.noise = feed, stream(device, 0, "noise")  # type: ignore[assignment]
         self.means, self.aside = Means(), Aside()

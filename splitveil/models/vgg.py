@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from splitveil.models import he_start
+from splitveil.models.layers import FirstConv2d
 from splitveil.registry import MODELS, UserError
 
 PLANS = {  # output channels of each convolution; 0 is a max-pool that belongs to the convolution before it
@@ -29,9 +30,10 @@ class Config:
     """Last stage on the edge: conv1 up to conv8 (vgg11), conv10 (vgg13) or conv13 (vgg16)."""
 
 
-def conv(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
+def conv(inputs: int, outputs: int, pool: bool, first: bool) -> nn.Sequential:
     # The pool before the ReLU: the same numbers, and a quarter of the work for the ReLU.
-    layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
+    kind = FirstConv2d if first else nn.Conv2d
+    layers = [kind(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []), nn.ReLU(inplace=True))
 
 
@@ -42,7 +44,7 @@ def chain(plan: tuple[int, ...], channels: int, size: int, classes: int) -> nn.S
     inputs = channels
     for width, after in zip(plan, (*plan[1:], 0)):
         if width:
-            stages[f"conv{len(stages) + 1}"] = conv(inputs, width, pool=after == 0)
+            stages[f"conv{len(stages) + 1}"] = conv(inputs, width, pool=after == 0, first=not stages)
             inputs = width
     stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
     return he_start(nn.Sequential(stages))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError, unknown
 from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.groups import Groups, capacity_for, group
+from splitveil.surrogates.groups import Groups, capacity_for, group, places_for
 
 
 class SurrogateOutput(NamedTuple):
@@ -68,9 +68,10 @@ class Surrogate(nn.Module):
 
     def grouped(self, z: Tensor, y: Tensor, remembered: bool = True) -> Groups:
         """The samples of each class side by side, those in the bank with them."""
-        capacity = self.capacity or capacity_for(len(z), self.largest_share or 1 / self.classes)
-        bank = self.bank if remembered else None
-        return group(self.flat(z), y, self.classes, min(capacity, len(z)), bank)
+        b, share, bank = len(z), self.largest_share or 1 / self.classes, self.bank if remembered else None
+        capacity = min(b, self.capacity or capacity_for(b, share))
+        places = 0 if bank is None else places_for(b, share, capacity, bank.size)
+        return group(self.flat(z), y, self.classes, capacity, bank, places)
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""

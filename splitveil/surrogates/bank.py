@@ -38,8 +38,9 @@ class Bank(nn.Module):
         self.rows[-1].zero_()
         self.written += counts
 
-    def recall(self, label: Tensor) -> tuple[Tensor, Tensor]:
-        """[g] classes -> their features [g, size, d], and 1 where there is one [g, size]."""
-        features = self.rows[:-1].view(self.classes, self.size, -1)[label]
-        known = torch.arange(self.size, device=label.device) < self.written[label].unsqueeze(1)
-        return features, known.to(features.dtype)
+    def recall(self, label: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+        """[g] classes, and how far back to look [g, n] -> features [g, n, d], and where there is one; 0 is the newest."""
+        written = self.written[label].unsqueeze(1)
+        known = (back >= 0) & (back < written.clamp_max(self.size))
+        row = label.unsqueeze(1) * self.size + (written - 1 - back) % self.size
+        return self.rows[torch.where(known, row, self.classes * self.size)], known

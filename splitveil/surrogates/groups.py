@@ -14,6 +14,9 @@ from torch import Tensor
 from splitveil.surrogates.bank import Bank
 from splitveil.surrogates.by_class import order_in_class
 
+EVEN = 8
+"""Places come in multiples of it, which matrix products like."""
+
 
 class Groups(NamedTuple):
     x: Tensor  # [g, n, d], zero where there is no sample
@@ -21,7 +24,12 @@ class Groups(NamedTuple):
     label: Tensor  # [g], the class of each group
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]  # [g], samples of the batch
     overflow: Tensor  # [], samples of the batch that found no place
-    place: Tensor  # [b], which of the g * capacity places each sample has; g * capacity for one that found none
+    place: Tensor  # [b], which of the g * n places each sample has; g * n for one that found none
+
+    @property
+    def of_batch(self) -> Tensor:
+        """[g, n], 1 for a sample of the batch."""
+        return (torch.arange(self.mask.shape[1], device=self.mask.device) < self.count.unsqueeze(1)).to(self.mask.dtype)
 
     @property
     def total(self) -> Tensor:
@@ -35,34 +43,39 @@ def capacity_for(batch: int, largest_share: float) -> int:
     return min(batch, max(16, ceil(expected + 4 * sqrt(expected)) + 4))
 
 
-def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None) -> Groups:
-    """[b, d] -> the samples of each class, followed by those that the bank remembers of it."""
+def places_for(batch: int, largest_share: float, capacity: int, bank: int) -> int:
+    """Places for a class with its `bank` remembered samples: enough for all of them beside what a batch holds on average."""
+    return max(capacity, EVEN * ceil((batch * largest_share + bank) / EVEN))
+
+
+def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None, places: int = 0) -> Groups:
+    """[b, d] -> the samples of each class, at most `capacity`; then the newest that the bank remembers, up to `places` in all."""
     b, d = z.shape
     member = torch.nn.functional.one_hot(y, classes)  # [b, c]
     counts = member.sum(0)  # [c]
     if classes <= b:
-        g, place, label = classes, y, torch.arange(classes, device=z.device)
+        g, own, label = classes, y, torch.arange(classes, device=z.device)
         held = counts
     else:  # at most b classes can be there: those that are take the first places
         g, present = b, counts > 0
         rank = torch.where(present, present.cumsum(0) - 1, g)  # [c]
-        place = rank[y]
+        own = rank[y]
         label = rank.new_zeros(g + 1).scatter(0, rank, torch.arange(classes, device=z.device))[:g]
         held = torch.where(torch.arange(g, device=z.device) < present.sum(), counts[label], 0)
-    position = order_in_class(member)
-    to = torch.where(position < capacity, place * capacity + position, g * capacity)
-    x = z.new_zeros(g * capacity + 1, d).index_put((to,), z)[:-1].view(g, capacity, d)
-    mask = (torch.arange(capacity, device=z.device) < held.unsqueeze(1)).to(z.dtype)
-    count = held.clamp_max(capacity).to(z.dtype)
-    overflow = (held - held.clamp_max(capacity)).sum()
+    n, position = max(capacity, places), order_in_class(member)
+    to = torch.where(position < capacity, own * n + position, g * n)
+    x = z.new_zeros(g * n + 1, d).index_put((to,), z)[:-1].view(g, n, d)
+    fits = held.clamp_max(capacity)
+    after = torch.arange(n, device=z.device) - fits.unsqueeze(1)  # [g, n], how far behind the samples of the batch
+    mask, count, overflow = (after < 0).to(z.dtype), fits.to(z.dtype), (held - fits).sum()
     if bank is None:
         return Groups(x, mask, label, count, overflow, to)
-    remembered, known = bank.recall(label)
-    known = known * (held > 0).unsqueeze(1)
+    remembered, known = bank.recall(label, torch.where((held > 0).unsqueeze(1), after, -1))
+    known = known.to(z.dtype)
     # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
     factor = (1 + known.sum(1) / count.clamp_min(1)).view(-1, 1, 1)
-    x = x.detach() + factor * (x - x.detach())
-    return Groups(torch.cat([x, remembered], 1), torch.cat([mask, known], 1), label, count, overflow, to)
+    x = x.detach() + remembered + factor * (x - x.detach())
+    return Groups(x, mask + known, label, count, overflow, to)
 
 
 def placed(values: Tensor, groups: Groups) -> Tensor:

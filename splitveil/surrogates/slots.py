@@ -35,10 +35,10 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
+from splitveil.surrogates.by_class import over_classes
 from splitveil.surrogates.clustering import Clusters, kmeans
 from splitveil.surrogates.groups import (
     Groups,
-    Weighted,
     by_class,
     over_groups,
     share_of_groups,
@@ -182,10 +182,12 @@ class Slots(Surrogate):
     def shares(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """r [g, n, s], each sample's shares in the slots of its class; y [g, n, h]; the cross attention [g, heads, n, s]."""
         x, slots, dead = self.views(groups)
-        slots = self.attention(x, groups.mask, slots, dead)
-        y, seen = self.cross(x, slots, dead)
-        logits = self.slot_power * self.attention.logits(y, slots, dead)
-        return logits.softmax(2) * groups.mask.unsqueeze(2), y, seen
+        # On a GPU in bfloat16: who belongs where is a soft question, and the products of this chain take half the time.
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            slots = self.attention(x, groups.mask, slots, dead)
+            y, seen = self.cross(x, slots, dead)
+            logits = self.slot_power * self.attention.logits(y, slots, dead)
+        return logits.float().softmax(2) * groups.mask.unsqueeze(2), y.float(), seen.float()
 
     def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
@@ -194,21 +196,15 @@ class Slots(Surrogate):
         ratio = torch.log((variance + self.hinge.offset) / self.hinge.level)
         return self.gate(softplus_margin(ratio, self.margin_shift), mean, variance)
 
-    def of_slots(self, moments: Weighted, spread: Spread) -> tuple[Tensor, Tensor]:
+    def of_slots(self, x: Tensor, r: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
         """[g] penalty of each class, and the gates [g, s, d]."""
-        mass, mean, variance = moments
         if self.chosen["form"] == "pooled":
-            middle = (mass.unsqueeze(2) * mean).sum(1, keepdim=True) / mass.sum(1).clamp_min(1e-8).view(-1, 1, 1)
-            penalty, gate = self.penalty(middle, spread.variance.unsqueeze(1))
+            penalty, gate = self.penalty(spread.mean.unsqueeze(1), spread.variance.unsqueeze(1))
             return penalty.squeeze(1) + 2 / self.dim * spread.entropy, gate
+        mass, mean, variance = weighted_moments(x, r)
         penalty, gate = self.penalty(mean, variance)
         weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.chosen["mass_power"]
         return (weight * penalty).sum(1) / weight.sum(1), gate
-
-    def equal_weights(self, groups: Groups) -> tuple[Tensor, Tensor]:
-        """[g] penalty, and the variance [g, d]."""
-        variance = weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1)
-        return self.hinge(variance).mean(1), variance
 
     def judge(self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor) -> Verdict:
         centres = (self.weight[groups.label] > 0).sum(1)
@@ -216,21 +212,22 @@ class Slots(Surrogate):
         return judge(alive, centres, opening, share, freedom, early, self.learned, cooperative, self.as_written)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        groups = self.grouped(z, y)
-        uniform, variance = self.equal_weights(groups)
+        groups, on_z = self.grouped(z, y), self.chosen["measure"] == "z"
         r, after, seen = self.shares(groups)
-        moments = weighted_moments(groups.x if self.chosen["measure"] == "z" else after, r)
-        spread = within_slots(moments, r)
-        found, gate = self.of_slots(moments, spread)
+        measured = groups.x if on_z else after
+        spread = within_slots(measured, groups.mask, r)
+        found, gate = self.of_slots(measured, r, spread)
+        variance = spread.equal if on_z else within_slots(groups.x, groups.mask, r).equal
+        uniform = self.hinge(variance).mean(1)
         opening = gate.mean((1, 2))
         share = found.detach() / uniform.detach().clamp_min(1e-12)
-        alive = alive_slots(moments.mass.detach(), groups.total)
+        alive = alive_slots(spread.mass.detach(), groups.total)
         collapsed, fallback = self.judge(groups, alive, opening, share, spread.freedom)
         if self.as_written:
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
             penalty = torch.where(fallback, uniform, torch.minimum(found, uniform))
-        if self.chosen["measure"] == "z":
+        if on_z:
             variance = torch.where(fallback.unsqueeze(1), variance, spread.variance)
         self.hinge.note(variance, (groups.total > 1) & (groups.count > 0))
         weight = torch.ones_like(groups.count)
@@ -238,8 +235,8 @@ class Slots(Surrogate):
             weight = class_gate(groups.count, self.classes)
         reference = over_groups(uniform, groups)
         if self.bank is not None:  # what is remembered is not of this z and y
-            alone = self.grouped(z, y, remembered=False)
-            reference = over_groups(self.equal_weights(alone)[0], alone)
+            alone = weighted_moments(groups.x.detach(), groups.of_batch.unsqueeze(2)).variance.squeeze(1)
+            reference = over_classes(self.hinge(alone).mean(1), groups.count)
         unsure, most = doubt(r, groups.mask), log(max(2, self.slots))
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),

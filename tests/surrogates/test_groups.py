@@ -70,7 +70,7 @@ def test_a_bank_joins_the_statistics_without_weakening_the_pull() -> None:
     z.requires_grad_()
 
     def variance(own: Bank | None) -> torch.Tensor:
-        groups = group(z, y, 2, 8, own)
+        groups = group(z, y, 2, 8, own, places=14)
         return weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance
 
     torch.testing.assert_close(variance(bank), variance(None))
@@ -85,3 +85,13 @@ def test_the_gradient_goes_back_to_the_row_it_came_from() -> None:
     groups = group(z, y, 9, 2)  # the third of class 5 finds no place
     (pull,) = torch.autograd.grad((groups.x * torch.arange(1.0, 13).view(6, 2, 1)).sum(), z)
     assert pull[:, 0].tolist() == pytest.approx([5, 1, 6, 3, 0, 2])
+
+
+def test_the_newest_that_are_remembered_come_behind_the_batch_as_far_as_there_are_places() -> None:
+    bank = Bank(1, 3, 4)
+    bank.push(torch.arange(5.0).unsqueeze(1), torch.zeros(5, dtype=torch.long), torch.tensor(True))
+    bank.push(torch.tensor([[9.0]]), torch.tensor([2]), torch.tensor(True))
+    groups = group(torch.tensor([[10.0], [11.0], [20.0]]), torch.tensor([0, 0, 1]), 3, 2, bank, places=4)
+    assert groups.x.squeeze(2).tolist() == [[10, 11, 4, 3], [20, 0, 0, 0], [0, 0, 0, 0]]  # class 2 is not in the batch
+    assert groups.mask.tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert groups.total.tolist() == [4, 1, 0]

@@ -88,8 +88,8 @@ def best_hard_partition(x: Tensor, start: np.ndarray, surrogate: Slots) -> float
 
     def losses(owners: Tensor) -> Tensor:  # [k, m] -> [k]
         r = torch.nn.functional.one_hot(owners, s).to(x.dtype)
-        moments = weighted_moments(x.expand(len(r), *x.shape), r)
-        return surrogate.of_slots(moments, within_slots(moments, r))[0]
+        each = x.expand(len(r), *x.shape)
+        return surrogate.of_slots(each, r, within_slots(each, torch.ones_like(r[..., 0]), r))[0]
 
     best = losses(own.unsqueeze(0))[0]
     improved = True
@@ -249,6 +249,22 @@ def test_slot_attention_is_the_papers_round_by_round() -> None:
     torch.testing.assert_close(found, own)
 
 
+def test_the_slots_of_the_tied_attention_are_those_of_all_rounds_and_their_gradient_that_of_the_last() -> None:
+    torch.manual_seed(0)
+    module = SlotAttention(6, rounds=3, tied=True).double()
+    with torch.no_grad():
+        module.alpha.fill_(0.5)
+    x, mask, dead = torch.randn(1, 9, 6).double(), torch.ones(1, 9).double(), torch.zeros(1, 3, dtype=torch.bool)
+    slots_ = torch.randn(1, 3, 6).double()
+    k, v = module.to_k(x), module.to_v(x)
+    second = module.round(k, v, mask, module.round(k, v, mask, slots_, dead), dead)
+    found, expected = module(x, mask, slots_, dead), module.round(k, v, mask, second.detach(), dead)
+    torch.testing.assert_close(found, expected)
+    weights = list(module.parameters())
+    pulls = (torch.autograd.grad(each.square().sum(), weights, allow_unused=True) for each in (found, expected))
+    torch.testing.assert_close(*pulls)
+
+
 def test_cross_attention_is_torchs_own_behind_its_gate() -> None:
     torch.manual_seed(0)
     module = GatedCrossAttention(8, heads=4).double()
@@ -281,3 +297,18 @@ def test_cross_attention_is_torchs_own_behind_its_gate() -> None:
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         build("slots", dim=4, classes=2, sigma=0.1, **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_attention_in_bfloat16_pulls_as_that_in_float32_does() -> None:
+    z, y = mixture(0)[0], torch.arange(512) % 2
+    surrogate = slots(z, y, 2)
+
+    def pull(device: str) -> tuple[Tensor, Tensor]:
+        own = z.to(device).requires_grad_()
+        output = surrogate.to(device)(own, y.to(device))
+        return output.loss.detach().cpu(), torch.autograd.grad(output.loss, own)[0].cpu()
+
+    (loss, expected), (coarse, found) = pull("cpu"), pull("cuda")
+    assert coarse.item() == pytest.approx(loss.item(), rel=0.01)
+    assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0) > 0.995
