@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from splitveil.attacking import attack_run
 from splitveil.commands import train_run
 from splitveil.config import from_dict
 from splitveil.demo import demo_table
-from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.evaluate import evaluate_run
 from splitveil.headline import strongest
 from splitveil.results import write_claim
 

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from matched_accuracy import SIGMAS, interval, log_mse, noise_at
 
+from splitveil.attacking import attack_run
 from splitveil.commands import train_run
 from splitveil.config import from_dict
 from splitveil.demo import demo_table
-from splitveil.evaluate import attack_run, evaluate_run
+from splitveil.evaluate import evaluate_run
 from splitveil.results import write_claim
 from splitveil.runs import read_json
 

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from splitveil.arguments import HELP, choose, parse
+from splitveil.attacking import attack_run, build_attacks
 from splitveil.attacks import label_of
 from splitveil.build import build_parts, build_splits, pick_device
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
-from splitveil.evaluate import attack_run, build_attacks, evaluate_run
+from splitveil.evaluate import evaluate_run
 from splitveil.headline import print_table
 from splitveil.limits import broken, parse_condition
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.arguments import parse
+from splitveil.attacking import attack_run, build_attacks
 from splitveil.commands import train_run
 from splitveil.config import Config, read_toml
-from splitveil.evaluate import attack_run, build_attacks, evaluate_run
+from splitveil.evaluate import evaluate_run
 from splitveil.headline import print_table
 from splitveil.registry import UserError
 from splitveil.report import check_packages, write_report

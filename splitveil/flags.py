@@ -46,7 +46,7 @@ FLAGS = {
     ),
     "whitebox-weaker": Flag(
         "the MSE of an attack that has the edge's weights lies more than 2 % above that of the best without them that had no "
-        "more releases, label or cloud weights",
+        "more else: releases, label, cloud weights, captured features, or better images of its own",
         "who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
         "give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
     ),
@@ -96,6 +96,8 @@ IDENTITY = {"label", "attempt"}
 """Options that say how an attack stands in a run, and not what it does."""
 DATA = {"images", "auxiliary_images"}
 """Options that say how many images of its own an attack uses."""
+OWN_IMAGES = ("none", "other", "same distribution", "same set")
+"""Images of its own that an attack may have, the better the later."""
 
 
 def table() -> str:
@@ -140,11 +142,28 @@ def releases(row: dict[str, Any]) -> int:
     return int(row.get("threat", {}).get("releases of one image", 1))
 
 
+def images_used(row: dict[str, Any]) -> int:
+    """The attacker's images that an attack learned from: those it had, or as many of them as its option `images` says."""
+    had = int(row.get("auxiliary_images") or 0)
+    return min(had, int(row.get("options", {}).get("images", had)))
+
+
+def rank_of_images(row: dict[str, Any]) -> int:
+    kind, _, _ = row.get("threat", {}).get("own images", "none").partition(" (")  # "other (cifar10)"
+    return OWN_IMAGES.index(kind)
+
+
 def knows_no_more(row: dict[str, Any], than: dict[str, Any]) -> bool:
     """Whether an attack sees and knows no more than another, their knowledge of the edge aside."""
     ours, theirs = row.get("threat", {}), than.get("threat", {})
-    return releases(row) <= releases(than) and all(
-        ours.get(what) != "known" or theirs.get(what) == "known" for what in ("label of the target", "cloud weights")
+    nothing = ("unknown", "none")
+    return (
+        releases(row) <= releases(than)
+        and rank_of_images(row) <= rank_of_images(than)
+        and all(
+            ours.get(what, "none") in nothing or theirs.get(what, "none") not in nothing
+            for what in ("label of the target", "cloud weights", "captured features")
+        )
     )
 
 
@@ -180,7 +199,7 @@ def ladders(attacks: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
             told = f"{large}: MSE {mse(large):.4f}, the smaller {small} reaches {mse(small):.4f}"
             yield "stronger-net-worse", told
     for few, many in siblings(attacks, *DATA):
-        counts = [attacks[name].get("auxiliary_images", 0) for name in (few, many)]
+        counts = [images_used(attacks[name]) for name in (few, many)]
         if counts[0] < counts[1] and mse(many) > (1 + LADDER) * mse(few):
             told = f"{many}: MSE {mse(many):.4f} with {counts[1]} images, {few} reaches {mse(few):.4f} with {counts[0]}"
             yield "more-data-worse", told

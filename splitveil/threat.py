@@ -1,12 +1,12 @@
 """Who knows what: the threat model, what it grants an attack (Access) and what the attack is handed (Observation).
 
 The rule is enforced by data flow: what a threat model denies is None in Access, and neither object ever holds a private image.
-Only `splitveil.evaluate` has both the images and their reconstructions.
+Only `splitveil.attacking` has both the images and their reconstructions.
 """
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
-from splitveil.registry import UserError
 from splitveil.rng import stream
 from splitveil.split import SplitModel
+
+SAME_DISTRIBUTION: Final = "same distribution"
+SAME_SET: Final = "same set"
+OTHER: Final = "other"
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,19 @@ class ThreatModel:
     """Knows which defences act, and their parameters."""
     auxiliary: Literal["none", "other", "same distribution", "same set"] = "same distribution"
     """Own images: none, from elsewhere, from the same distribution but disjoint, or the training images themselves."""
+    elsewhere: str = ""
+    """Which data set the images from elsewhere are of."""
     labels: bool = False
     """Knows the class of the image that it rebuilds."""
     captured: bool = False
     """Has collected what the devices sent before it sets to work: z of all images that it will rebuild, none of the images."""
     observations: int = 1
     """Releases of the same image that it sees."""
+
+    @property
+    def own_classes(self) -> bool:
+        """Whether it needs the classes of its own images: it knows the target's, or learns through the cloud without queries."""
+        return self.auxiliary != "none" and (self.labels or (self.cloud_weights and not self.queries))
 
     def describe(self) -> dict[str, str]:
         """Who knows what, in words, for the report and the terminal."""
@@ -49,7 +59,7 @@ class ThreatModel:
             "cloud weights": "known" if self.cloud_weights else "unknown",
             "queries": "own images through edge and channel" if self.queries else "none",
             "defence": "known" if self.channel else "unknown",
-            "own images": self.auxiliary,
+            "own images": self.auxiliary + f" ({self.elsewhere})" * bool(self.elsewhere),
             "label of the target": "known" if self.labels else "unknown",
             "captured features": "those of all targets" if self.captured else "none",
             "releases of one image": str(self.observations),
@@ -117,11 +127,7 @@ def grant(
     threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int,
     captured: Tensor | None = None,
 ) -> Access:  # fmt: skip
-    """The Access of a threat model; `auxiliary` are the attacker's own images, `captured` is what went over the wire."""
-    if threat.auxiliary not in ("none", "same distribution"):
-        raise UserError(
-            f"no attacker can be given {threat.auxiliary!r} images yet; a run holds those of the same distribution"
-        )
+    """The Access of a threat model; `auxiliary` are the images that it speaks of, `captured` is what went over the wire."""
     model.eval()
     generator = stream(device, seed, "query")
     return Access(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from splitveil.channel import Channel
 from splitveil.defences import Defence, build
-from splitveil.flags import FLAGS, last_third, raised, still_falling, table
+from splitveil.flags import FLAGS, images_used, last_third, raised, still_falling, table
 from splitveil.shift import shift
 
 GOOD: dict[str, Any] = {"mean_image": {"mse": 0.1, "losses": []}, "decoder": {"mse": 0.05, "losses": [3.0, 2.0, 1.99]}}
@@ -194,6 +194,29 @@ def test_who_sees_more_may_beat_a_white_box_attack() -> None:
     for more in (seen(4), BLACK | {"label of the target": "known"}, BLACK | {"cloud weights": "known"}):
         assert flagged({"other": {**decoder(0.05, more), "method": "other"}} | white) == []
     assert flagged({"other": {**decoder(0.05), "method": "other"}} | white) == ["whitebox-weaker"]
+
+
+def test_who_has_images_or_captured_features_may_beat_a_white_box_attack_without() -> None:
+    def rows(ours: dict[str, str], theirs: dict[str, str]) -> dict[str, Any]:
+        return {"white": decoder(0.06, WHITE | ours) | {"method": "white"}, "black": decoder(0.05, BLACK | theirs)}
+
+    kinds = ["none", "other (cifar10)", "same distribution", "same set"]
+    for i, ours in enumerate(kinds):
+        for j, theirs in enumerate(kinds):
+            found = flagged(rows({"own images": ours}, {"own images": theirs}))
+            assert found == (["whitebox-weaker"] if j <= i else [])
+    told = {"captured features": "those of all targets"}
+    assert flagged(rows({}, told)) == []
+    assert flagged(rows(told, told)) == flagged(rows(told, {})) == ["whitebox-weaker"]
+
+
+def test_a_data_ladder_goes_by_the_images_that_were_used() -> None:
+    few, many = decoder(0.05) | {"options": SIZE | {"images": 100}}, decoder(0.09) | {"options": SIZE | {"images": 900}}
+    assert flagged({"few": few, "many": many}) == ["more-data-worse"]
+    all_of_them = {"few": many, "many": many | {"options": SIZE | {"images": 5000}}}
+    assert [images_used(row) for row in all_of_them.values()] == [900, 1000]  # there are no more than 1000
+    other = many | {"options": SIZE | {"images": 900, "auxiliary": "same set"}}
+    assert flagged({"few": few, "many": other}) == []
 
 
 def test_ladders_are_of_attacks_that_differ_in_nothing_else() -> None:

@@ -10,11 +10,12 @@ import torch
 
 from splitveil import suites
 from splitveil.arguments import parse
+from splitveil.attacking import attack_run, build_attacks, load_parts
 from splitveil.attacks import label_of
 from splitveil.commands import train_run
 from splitveil.config import from_dict, to_dict, to_toml
 from splitveil.data.loader import DeviceImages
-from splitveil.evaluate import attack_run, build_attacks, evaluate_run, load_parts
+from splitveil.evaluate import evaluate_run
 from splitveil.registry import ATTACKS, UserError
 from splitveil.runs import Run, read_json
 from splitveil.suites import SUITES, announcement, configured, counts, estimate, in_words, suite, suite_of, why_not
@@ -120,7 +121,7 @@ def test_what_makes_no_sense_is_skipped_with_a_reason_that_is_kept(
     assert "zeroes no entries" in skipped["mask"]
     assert "no defence of this run has a proxy decoder" in skipped["proxy"]
     assert "ridge skipped: ridge: z has" in capsys.readouterr().err.replace("\n", " ")
-    monkeypatch.setattr("splitveil.evaluate.attempt", lambda *args: pytest.fail("nothing is left to do"))
+    monkeypatch.setattr("splitveil.attacking.attempt", lambda *args: pytest.fail("nothing is left to do"))
     assert attack_run(run, splits, CPU) == skipped
     summary = evaluate_run(run, splits, CPU)
     assert summary["skipped"] == skipped

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import defences
+from splitveil.attacking import attack_run
 from splitveil.attacks import Attack
 from splitveil.build import build_parts, build_splits
 from splitveil.channel import Channel
@@ -19,7 +20,6 @@ from splitveil.config import from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
-from splitveil.evaluate import attack_run
 from splitveil.registry import ATTACKS
 from splitveil.runs import Run
 from splitveil.split import SplitModel
@@ -109,12 +109,36 @@ def test_a_seed_gives_the_same_queries_again() -> None:
 def test_the_threat_model_is_told_in_words_and_every_field_counts() -> None:
     base = ThreatModel()
     yes = dict.fromkeys(("encoder_weights", "architecture", "cloud_weights", "labels", "captured"), True)
-    other = ThreatModel(**yes, queries=False, channel=False, auxiliary="none", observations=4)  # type: ignore[arg-type]
+    other = ThreatModel(**yes, queries=False, channel=False, auxiliary="none", elsewhere="cifar10", observations=4)  # type: ignore[arg-type]
     for field in vars(base):
         changed = replace(base, **{field: getattr(other, field)})
         differing = {key for key, words in base.describe().items() if changed.describe()[key] != words}
         assert len(differing) == 1, field
     assert other.describe()["releases of one image"] == "4"
+
+
+@pytest.mark.parametrize("kind", ["other", "same set"])
+def test_the_images_that_a_threat_model_speaks_of_are_given_whatever_they_are(kind: str) -> None:
+    model, channel = setting()
+    own = images()
+    assert grant(ThreatModel(auxiliary=kind), model, channel, own, CPU, 0).auxiliary is own  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("threat", "expected"),
+    [
+        (ThreatModel(), False), (ThreatModel(cloud_weights=True), False), (ThreatModel(labels=True), True),
+        (ThreatModel(cloud_weights=True, queries=False), True), (ThreatModel(labels=True, auxiliary="none"), False),
+    ],
+    ids=["black box", "logits", "label of the target", "through the cloud", "no images"],
+)  # fmt: skip
+def test_who_needs_the_classes_of_own_images(threat: ThreatModel, expected: bool) -> None:
+    assert threat.own_classes == expected
+
+
+def test_the_attacks_that_learn_from_classes_say_so() -> None:
+    needing = {name for name in ATTACKS.names() if ATTACKS[name].make({"seed": 0}).requires.own_classes}
+    assert needing == {"class_mean", "shadow", "sdar"}
 
 
 # The leak walker: every tensor that can be reached from what an attack is given.

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from splitveil.registry import ATTACKS
-from splitveil.threat import Access, Observation, ThreatModel
+from splitveil.threat import SAME_DISTRIBUTION, Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class AttackConfig:
     """What it is called in results, if not by its name; a run can be attacked twice by one method under two labels."""
     attempt: int = field(default=0, metadata={"build": False})
     """The same attack again, from other random numbers."""
+    auxiliary: str = field(default=SAME_DISTRIBUTION, metadata={"build": False})
+    """Its own images: "same distribution", "same set" (those that the model was trained with), or another data set by its name or
+    name:path, such as cifar10 or folder:~/faces."""
 
 
 def label_of(config: Any) -> str:

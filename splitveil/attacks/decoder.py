@@ -41,13 +41,11 @@ from splitveil.attacks.inverse import (
     Inverse,
     InverseAttack,
     InverseConfig,
-    adam_for,
-    descend,
     nearest_row,
     pool,
     shows_mask,
-    train,
 )
+from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, train_in_epochs
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
 from splitveil.defences import AttackHints
@@ -149,12 +147,9 @@ class Decoder(InverseAttack):
         lr: float, weight_decay: float, loss: str, proxy: bool, prototypes: int, ema: float,
     ) -> None:  # fmt: skip
         super().__init__("decoder", seed, blocks, width, epochs, batch, repeats, mask, logits)
-        if not 0 <= weight_decay < float("inf"):
-            raise UserError(f"decoder: weight_decay is {weight_decay}, must be 0 or more")
-        if not 0 < lr < float("inf"):
-            raise UserError(f"decoder: lr is {lr}, must be above 0; 1e-3 is a good start")
-        if prototypes < 0:
-            raise UserError(f"decoder: prototypes is {prototypes}, must be 0 or more for each class")
+        not_negative("decoder", weight_decay=weight_decay)
+        above_zero("decoder", lr=lr)
+        at_least("decoder", 0, prototypes=prototypes)
         if not 0 <= ema < 1:
             raise UserError(f"decoder: ema is {ema}, must be at least 0 and below 1; 0.999 is usual")
         if proxy and prototypes:
@@ -179,20 +174,20 @@ class Decoder(InverseAttack):
         assert access.query is not None and access.auxiliary is not None
         images = access.auxiliary
         net = self.start(access).to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        adam = adam_for(net, images.device, self.lr, self.weight_decay)
+        learner = Learner(net.parameters(), self.lr, self.weight_decay)
         feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
         average = Average(net.net, self.ema) if self.ema else None
 
         def step() -> Tensor:
             x, _ = feed.next()
             loss = distance(net(*self.ask(access, x)), x, self.loss)
-            descend(adam, loss)
+            learner.step(loss)
             if average is not None:
                 average.step()
-            return loss.detach()
+            return loss
 
-        rates, noise = [(adam, self.lr)], access.query.generator
-        self.losses_ = train(step, feed, rates, self.epochs, self.seed, noise, self.on_progress)
+        noise = [access.query.generator]
+        self.losses_ = train_in_epochs(step, feed, [learner], self.epochs, self.seed, noise, self.on_progress)
         if average is not None:
             average.put(self.epochs * feed.steps)
         self.net_ = net.eval()

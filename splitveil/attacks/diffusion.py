@@ -6,10 +6,13 @@
     DDIM       u' = a' u0 + sqrt(s'^2 - q^2) (u_t - a u0) / s + q n                  (Song, Meng, Ermon 2021)
                q = eta (s' / s) sqrt(1 - a^2 / a'^2)
     guidance   u' <- u' - lambda dt sqrt(d) s grad || F(u0) - z || / g               gradient at u_t, through the denoiser
+    polish     x* = argmin over x in [0, 1] of  r ||R(x) - z||^2 / (2 sigma^2) + prior ||x - x^||^2 / (2 e^2)     from x^
 
     u [b, c, h, w]  image in [-1, 1], d numbers          t [b]  time, 1 is noise and 0 the image; dt, a', s' are of the next time
     F  noise-free edge [b, *z_shape]                     z [b, *z_shape]  mean of the releases
     g  || F(u1) - F(u2) || over || u1 - u2 || of the attacker's own images, so that lambda means the same at every cut
+    x^ [b, c, h, w] the mean of the samples; R, r, sigma, e^2 as in `refine`: edge and what stands in for the channel, releases,
+       the channel's noise (1 without), and the error of x^ on held-out own images
 
 alpha_bar is the cosine of Nichol & Dhariwal (2021), and v is predicted instead of n, because u0 = (u_t - s n) / a has nothing to
 divide by at t = 1. Of DPS we keep the gradient through the denoiser and the step normalised by the image's own residual,
@@ -17,6 +20,10 @@ grad ||r||^2 / (2 ||r||). The factor sqrt(d) s, the length of the noise in u_t, 
 by DRAG, ICML 2025): with a constant step the last images tremble by its length. No step is longer than that noise. dt makes
 lambda independent of `steps`; if it is not given, the best of GRID is taken by the error on held-out own images that were sent
 through the deployed channel: the attacker sees that error.
+
+A sample stops short of z: with the image itself on the wire the last steps of DDIM still leave an error of the denoiser's own. A
+few steps at the end descend the distance alone (`polish`), held to x^ by `prior`, which is chosen on the same held-out images, no
+steps at all among the choices: under noise it does not fit noise.
 
 All images start from the same noise, and what eta adds is the same for all: an image must be rebuilt from its own release alone,
 not from its place in a batch. Its noise still is a sample of N(0, I), which is all that the method asks for. `samples` such
@@ -26,7 +33,8 @@ noises are averaged: the mean of the posterior is what MSE asks for; one sample 
 Defaults: width 64 and 50 steps are ours, for images of 32 pixels; DPS takes 1000 steps, DRAG 250. No average of the weights is
 kept (Ho et al. do): the learning rate falls along a cosine instead.
 
-Known failures: F is the edge alone, so a channel whose mean is not z (pruning, top-k, quantising) draws towards the wrong point.
+Known failures: F is the edge alone, so a channel whose mean is not z (pruning, top-k, quantising) draws the samples towards the
+wrong point; only the polish knows the channel.
 Where z says little, a sample of the prior is up to twice as far from x as the mean image is; averaging `samples` of them helps.
 With few own images the prior learns these by heart. Against noise at a shallow cut `decoder` and `ridge` have the lower MSE.
 """
@@ -43,7 +51,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig, build
-from splitveil.attacks.inverse import adam_for, descend, train
+from splitveil.attacks.inversion import Release, descend, target_of
+from splitveil.attacks.refine import PRIORS, objective
+from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.capture import Captured
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.metrics.image import mse
@@ -54,8 +65,13 @@ from splitveil.threat import Access, Observation, ThreatModel
 
 GRID = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Candidates for the guidance; on Gaussians, where the posterior is known, 5 to 15 come closest to it; with noise in z less."""
-AT_ONCE = 250
-"""Images rebuilt in parallel."""
+AT_ONCE = 64
+"""Samples drawn in parallel on a CPU."""
+MAPS = 60
+"""Maps of the denoiser's first width that a sample keeps for its gradient, roughly; a GPU's memory divided by them is what it
+draws in parallel."""
+POLISH_LR = 2e-2
+"""Adam's rate of the polish at the start, in units of pixels in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,8 @@ class Config(AttackConfig):
     """Fresh noise of a step, from 0 (none, DDIM) to 1 (as much as DDPM)."""
     samples: int = 4
     """Reconstructions averaged, each from its own noise; 1 looks sharper, more have the lower MSE."""
+    polish: int = 50
+    """Steps of Adam towards z at the end, 0 or more; each is a pass through the edge alone, and back."""
     start: Literal["noise", "decoder"] = "noise"
     """Where an image begins: at noise, or at a decoder's answer with noise on it."""
     strength: float = 0.3
@@ -144,19 +162,42 @@ def shortened(step: Tensor, longest: Tensor) -> Tensor:
     return step * (longest / length).clamp_max(1).view(-1, *[1] * (step.dim() - 1))
 
 
-def guided_sample(
-    denoise: Denoiser, edge: Callable[[Tensor], Tensor], z: Tensor, u: Tensor, times: Tensor, guidance: float, eta: float,
-    generator: torch.Generator, limit: float = 1.0,
-) -> Tensor:  # fmt: skip
-    """Images [b, …] from u [b, …] at times[0], down to times[-1]; what the denoiser guesses is kept within ± limit."""
-    shares, radius = alpha_bar(times), u[0].numel() ** 0.5  # [steps + 1], sqrt(d)
-    for t, dt, share, after in zip(times, times.diff().neg(), shares, shares[1:]):
-        u0, gradient = residual_gradient(edge, z, u, lambda u_t, t=t: denoise(u_t, t))
-        noise_length = radius * (1 - share).sqrt()
-        fresh = torch.randn(u[:1].shape, generator=generator, dtype=u.dtype, device=u.device)  # the same for all images
-        u = ddim_step(u, u0.clamp(-limit, limit), share, after, fresh, eta)
-        u = u - shortened(guidance * dt * noise_length * gradient, noise_length)
-    return u
+class Sampler:
+    """b images from one time to the next, step by step; the step is recorded once and used for all times and batches."""
+
+    def __init__(
+        self, denoise: Denoiser, edge: Callable[[Tensor], Tensor], u: Tensor, z: Tensor, eta: float, limit: float = 1.0
+    ) -> None:  # fmt: skip
+        """u [b, …] and z [b, *z_shape] give shapes; what the denoiser guesses is kept within ± limit."""
+        self.denoise, self.edge, self.eta, self.limit = denoise, edge, eta, limit
+        self.u, self.z, self.fresh = torch.zeros_like(u), torch.zeros_like(z), torch.zeros_like(u)
+        self.guidance = torch.zeros(len(u), dtype=u.dtype, device=u.device)
+        self.t, self.dt, self.share, self.after = torch.zeros(4, dtype=u.dtype, device=u.device).unbind()
+        self.step = Captured(self._step, u.device)
+
+    def _step(self) -> None:
+        u0, gradient = residual_gradient(self.edge, self.z, self.u, lambda u_t: self.denoise(u_t, self.t))
+        noise_length = self.u[0].numel() ** 0.5 * (1 - self.share).sqrt()  # sqrt(d) s
+        u = ddim_step(self.u, u0.clamp(-self.limit, self.limit), self.share, self.after, self.fresh, self.eta)
+        pull = self.guidance.view(-1, *[1] * (u.dim() - 1)) * self.dt * noise_length * gradient
+        self.u.copy_(u - shortened(pull, noise_length))
+
+    @torch.no_grad()
+    def __call__(
+        self, u: Tensor, z: Tensor, guidance: Tensor, times: Tensor, fresh: Callable[[], Tensor] | None = None
+    ) -> Tensor:
+        """Images [b, …] from u at times[0], down to times[-1]; guidance is [b], `fresh` gives the noise that eta adds."""
+        self.u.copy_(u)
+        self.z.copy_(z)
+        self.guidance.copy_(guidance)
+        shares = alpha_bar(times)  # [steps + 1]
+        for now in zip(times, times.diff().neg(), shares, shares[1:]):
+            for mine, value in zip((self.t, self.dt, self.share, self.after), now):
+                mine.copy_(value)
+            if fresh is not None:
+                self.fresh.copy_(fresh())
+            self.step()
+        return self.u.clone()
 
 
 def gain_of(edge: Callable[[Tensor], Tensor], u: Tensor) -> float:
@@ -164,6 +205,19 @@ def gain_of(edge: Callable[[Tensor], Tensor], u: Tensor) -> float:
     with torch.no_grad():
         behind, before = ((a - a.roll(1, 0)).square().sum().sqrt() for a in (edge(u), u))
     return (behind / before.clamp_min(1e-12)).item() or 1.0
+
+
+def rows_at_once(device: torch.device, width: int, pixels: int) -> int:
+    """Samples that are drawn in parallel: on a GPU as many as half of the memory that is free holds, up to 4096."""
+    if device.type != "cuda":
+        return AT_ONCE
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(1, min(4096, free // (2 * 4 * MAPS * width * pixels)))
+
+
+def times(a: Tensor, count: int) -> Tensor:
+    """[b, …] -> [count b, …], the whole of it again and again."""
+    return a.repeat(count, *[1] * (a.dim() - 1))
 
 
 def held_out(images: DeviceImages, count: int, seed: int) -> tuple[DeviceImages, DeviceImages]:
@@ -184,24 +238,21 @@ class Diffusion(Attack):
 
     def __init__(
         self, seed: int, width: int, epochs: int, batch: int, lr: float, steps: int, guidance: float | None, tune: int,
-        eta: float, samples: int, start: str, strength: float, decoder_blocks: int, decoder_width: int, decoder_epochs: int,
+        eta: float, samples: int, polish: int, start: str, strength: float, decoder_blocks: int, decoder_width: int,
+        decoder_epochs: int,
     ) -> None:  # fmt: skip
         super().__init__(seed)
-        counts = {"width": width, "epochs": epochs, "batch": batch, "steps": steps, "tune": tune, "samples": samples}
-        for name, value in counts.items():
-            if value < 1:
-                raise UserError(f"diffusion: {name} is {value}, must be at least 1")
-        if not 0 < lr < float("inf"):
-            raise UserError(f"diffusion: lr is {lr}, must be above 0; 5e-4 is a good start")
-        if guidance is not None and not 0 <= guidance < float("inf"):
-            raise UserError(f"diffusion: guidance is {guidance}, must be 0 or more; leave it out to have it chosen")
+        at_least("diffusion", 1, width=width, epochs=epochs, batch=batch, steps=steps, tune=tune, samples=samples)
+        at_least("diffusion", 0, polish=polish)
+        above_zero("diffusion", lr=lr)
+        not_negative("diffusion", guidance=guidance)
         if not 0 <= eta <= 1:
             raise UserError(f"diffusion: eta is {eta}, must be from 0 to 1")
         if not 0 < strength <= 1:
             raise UserError(f"diffusion: strength is {strength}, must be above 0 and at most 1")
         self.width, self.epochs, self.batch, self.lr = width, epochs, batch, lr
         self.steps, self.guidance, self.tune, self.eta, self.samples = steps, guidance, tune, eta, samples
-        self.start, self.strength = start, strength
+        self.polish, self.start, self.strength = polish, start, strength
         self.decoder_: Attack | None = None
         self.decoder_epochs = decoder_epochs if start == "decoder" else 0
         if start == "decoder":
@@ -210,29 +261,47 @@ class Diffusion(Attack):
 
     def fit(self, access: Access) -> "Diffusion":
         assert access.edge is not None and access.query is not None and access.auxiliary is not None
+        assert access.channel is not None
         kept, out = held_out(access.auxiliary, self.tune, self.seed)
-        grid, edge, before = GRID if self.guidance is None else (), access.edge, self.decoder_epochs
-        total = before + self.epochs + len(grid)
+        edge, before = access.edge, self.decoder_epochs
+        total = before + self.epochs + 1
         if self.decoder_ is not None:
             self.decoder_.on_progress = lambda done, _: self.on_progress(done, total)
             self.decoder_.fit(dataclasses.replace(access, auxiliary=kept))
         self.net_ = self._prior(kept, lambda done, _: self.on_progress(before + done, total))
         self.shape_, self.edge_ = access.x_shape, lambda u: edge((u + 1) / 2)
         self.gain_ = gain_of(self.edge_, kept.take(slice(100)) * 2 - 1)
-        x, errors = out.take(slice(self.tune)), []
-        sent = access.query(x)
-        for tried, guidance in enumerate(grid, 1):
-            errors.append(mse(self._rebuild(sent, guidance), x).mean().item())
-            self.on_progress(before + self.epochs + tried, total)
-        self.guidance_ = grid[errors.index(min(errors))] if self.guidance is None else self.guidance
+        self.sampler_: Sampler | None = None
+        self.at_once_ = rows_at_once(kept.device, self.width, self.shape_[-2] * self.shape_[-1])
+        self.release_ = Release(access, stream(kept.device, self.seed, "polish"))
+        self.sigma_ = access.channel.noise_std or 1.0
+        x = out.take(slice(self.tune))
+        self._choose(x, access.query(x))
+        self.on_progress(total, total)
         return self
+
+    def _choose(self, x: Tensor, sent: Tensor) -> None:
+        """Guidance, then prior and whether to polish at all, by the error on own images x; all candidates side by side."""
+        grid = GRID if self.guidance is None else (self.guidance,)
+        guidance = torch.tensor(grid, device=x.device).repeat_interleave(len(x))  # [g b]
+        guesses = self._sampled(times(sent, len(grid)), guidance).view(len(grid), *x.shape)
+        errors = torch.stack([mse(guess, x).mean() for guess in guesses]).nan_to_num(nan=torch.inf)
+        best = int(errors.argmin())
+        self.guidance_, self.e2_ = grid[best], max(errors[best].item(), 1e-8)
+        prior = torch.tensor(PRIORS, device=x.device).repeat_interleave(len(x))
+        several = times(sent, len(PRIORS)), times(guesses[best], len(PRIORS))
+        polished = self._polished(*several, prior).view(len(PRIORS), *x.shape)
+        after = torch.stack([mse(guess, x).mean() for guess in polished]).nan_to_num(nan=torch.inf)
+        self.prior_ = PRIORS[int(after.argmin())] if after.min() < self.e2_ else None
+        own = min(self.e2_, after.min().item())
+        self.facts_ = {"guidance": self.guidance_, "prior": self.prior_, "sampled_mse": self.e2_, "own_mse": own}
 
     def _prior(self, images: DeviceImages, on_progress: Callable[[int, int], None]) -> nn.Module:
         """The network, trained to predict v."""
         device = images.device
         torch.manual_seed(seed_of(self.seed, "diffusion"))
         net = UNet(images.images.shape[1], self.width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        adam = adam_for(net, device, self.lr)
+        learner = Learner(net.parameters(), self.lr)
         feed, random = Feed(images, self.batch, AugmentConfig(crop=0, flip=False)), stream(device, self.seed, "prior")
         strata = torch.arange(feed.size, device=device)  # a time from each of b equal parts of [0, 1]: less variance
 
@@ -242,32 +311,52 @@ class Diffusion(Attack):
             noise = torch.randn(u.shape, generator=random, device=device)
             share = alpha_bar(t).view(-1, 1, 1, 1)
             loss = F.mse_loss(net(noised(u, noise, share), t), velocity(u, noise, share))
-            descend(adam, loss)
-            return loss.detach()
+            learner.step(loss)
+            return loss
 
-        self.losses_ = train(step, feed, [(adam, self.lr)], self.epochs, self.seed, random, on_progress)
+        self.losses_ = train_in_epochs(step, feed, [learner], self.epochs, self.seed, [random], on_progress)
         return net.eval().requires_grad_(False)
 
     def _denoise(self, u_t: Tensor, t: Tensor) -> Tensor:
         return from_velocity(u_t, self.net_(u_t, t.expand(len(u_t))), alpha_bar(t))
 
-    def _rebuild(self, sent: Tensor, guidance: float) -> Tensor:
-        """Images [b, c, h, w] in [0, 1] from what was sent [b, r, *z_shape]."""
-        z, start = sent.mean(1) / self.gain_, torch.zeros(len(sent), *self.shape_, device=sent.device)
+    def _sampled(self, sent: Tensor, guidance: Tensor) -> Tensor:
+        """Means of samples [b, c, h, w] in [0, 1] from what was sent [b, r, *z_shape]; guidance is [b]."""
+        size = max(1, self.at_once_ // self.samples)
+        return torch.cat([self._draw(*part) for part in zip(sent.split(size), guidance.split(size))])
+
+    def _draw(self, sent: Tensor, guidance: Tensor) -> Tensor:
+        b, device = len(sent), sent.device
+        start = torch.zeros(b, *self.shape_, device=device)
         if self.decoder_ is not None:
             start = self.decoder_.reconstruct(Observation(sent)) * 2 - 1
-        times = torch.linspace(1.0 if self.decoder_ is None else self.strength, 0.0, self.steps + 1, device=z.device)
-        total = torch.zeros_like(start)
-        for sample in range(self.samples):
-            random = stream(z.device, self.seed, "sample", sample)
-            noise = torch.randn(1, *self.shape_, generator=random, device=z.device)  # the same for all images
-            u = noised(start, noise, alpha_bar(times[0]))
-            u = guided_sample(
-                self._denoise, lambda u0: self.edge_(u0) / self.gain_, z, u, times, guidance, self.eta, random
-            )
-            total += u.clamp(-1, 1)
-        return (total / self.samples + 1) / 2
+        points = torch.linspace(1.0 if self.decoder_ is None else self.strength, 0.0, self.steps + 1, device=device)
+        streams = [stream(device, self.seed, "sample", i) for i in range(self.samples)]
 
-    @torch.no_grad()
+        def noise() -> Tensor:
+            """Of each sample the same for all images, [s b, c, h, w]."""
+            drawn = [torch.randn(1, *self.shape_, generator=own, device=device) for own in streams]
+            return torch.cat(drawn).repeat_interleave(b, 0)
+
+        u, z = noised(times(start, self.samples), noise(), alpha_bar(points[0])), sent.mean(1) / self.gain_
+        z = times(z, self.samples)
+        if self.sampler_ is None or self.sampler_.u.shape != u.shape:
+            self.sampler_ = None  # its memory is free before the next takes as much
+            self.sampler_ = Sampler(self._denoise, lambda u0: self.edge_(u0) / self.gain_, u, z, self.eta)
+        u = self.sampler_(u, z, guidance.repeat(self.samples), points, noise if self.eta else None)
+        return (u.clamp(-1, 1).view(self.samples, b, *self.shape_).mean(0) + 1) / 2
+
+    def _polished(self, sent: Tensor, guess: Tensor, prior: Tensor | float) -> Tensor:
+        self.release_.generator.manual_seed(self.seed)  # the same answer, whatever was rebuilt before
+        target = target_of(sent, self.release_.masked)
+        precision, weight = sent.shape[1] / self.sigma_**2, prior / self.e2_
+
+        def loss_of(x: Tensor) -> Tensor:
+            return objective(self.release_.distance(x, target), x, guess, target, precision, weight, 0.0)
+
+        return descend(guess, loss_of, self.polish, POLISH_LR, eps=1e-8, generators=[self.release_.generator])[0]
+
     def reconstruct(self, observation: Observation) -> Tensor:
-        return torch.cat([self._rebuild(sent, self.guidance_) for sent in observation.z.split(AT_ONCE)])
+        sent = observation.z
+        guess = self._sampled(sent, torch.full((len(sent),), self.guidance_, device=sent.device))
+        return guess if self.prior_ is None else self._polished(sent, guess, self.prior_)

@@ -28,19 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.substitute import (
-    Learner,
-    above_zero,
-    at_least,
-    by_network,
-    critic,
-    draw,
-    not_negative,
-    send,
-    settle,
-    train,
-    train_inverse,
-)
+from splitveil.attacks.gan import gradient_penalty
+from splitveil.attacks.substitute import by_network, critic, draw, send, settle, train_inverse
+from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, points, train
 from splitveil.models.decoder import as_image
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
@@ -86,17 +76,10 @@ def mk_mmd(a: Tensor, b: Tensor) -> Tensor:
     apart = (squares.unsqueeze(1) + squares - 2 * both @ both.T).clamp_min(0)  # [n + m, n + m]
     scale = apart.detach().mean().clamp_min(1e-12)
     k = torch.stack([torch.exp(-apart / (2 * width * scale)) for width in KERNELS]).sum(0)
-    within_a = (k[:n, :n].sum() - k[:n, :n].trace()) / (n * (n - 1))
-    within_b = (k[n:, n:].sum() - k[n:, n:].trace()) / (m * (m - 1))
+    # no trace(): its gradient is filled in by a number that the host must know, and no such step can be captured
+    within_a = (k[:n, :n].sum() - k[:n, :n].diagonal().sum()) / (n * (n - 1))
+    within_b = (k[n:, n:].sum() - k[n:, n:].diagonal().sum()) / (m * (m - 1))
     return within_a + within_b - 2 * k[:n, n:].mean()
-
-
-def gradient_penalty(net: nn.Module, a: Tensor, b: Tensor, share: Tensor) -> Tensor:
-    """E (|| grad net(u) || - 1)^2 at u = share a + (1 - share) b; share [n]."""
-    share = share.reshape(-1, *[1] * (a.dim() - 1))
-    u = (share * a + (1 - share) * b).detach().requires_grad_()
-    (slope,) = torch.autograd.grad(net(u).sum(), u, create_graph=True)
-    return (slope.flatten(1).square().sum(1).add(1e-12).sqrt() - 1).square().mean()
 
 
 def nonnegative(z: Tensor) -> bool:
@@ -199,10 +182,10 @@ class FORA(Attack):
             learn_judge.step(gap + self.penalty * gradient_penalty(judge, z, made, share))
             return torch.stack([apart, gap])
 
-        history = train(
-            step, 2, self.iterations, wire.device, [generator], lambda done, total: self.on_progress(done, 2 * total)
-        )
-        mmd, gap = (list(values) for values in zip(*history))
+        mmd, gap = train(
+            step, points(self.iterations), wire.device, [generator], terms=2,
+            tell=lambda done, total: self.on_progress(done, 2 * total),
+        )  # fmt: skip
         self.facts_ = {"mmd": mmd, "critic_gap": gap}
         self.edge_ = edge.eval().requires_grad_(False)
         self.net_, self.losses_ = train_inverse(

@@ -1,4 +1,4 @@
-"""What the attacks with an inverse network share (`decoder`, `gan`): what the network is told, and the loop that trains it.
+"""What the attacks with an inverse network share (`decoder`, `gan`): the network, and what it is told.
 
     x^ = D(z, mask, logits)                             z = pool(z'_1 … z'_r)
     x^ = start + 2 D(z, mask, logits, z - p) - 1        with prototypes
@@ -15,19 +15,16 @@ news, to a real one it is, because telling a lost entry from a small one takes a
 Letters: b batch, r releases, d numbers in z, k prototypes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import cos, pi
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.capture import Captured, lr_on, set_lr
-from splitveil.data.loader import Feed
+from splitveil.attacks.training import at_least
 from splitveil.defences import AttackHints
 from splitveil.models.decoder import res_decoder
-from splitveil.registry import UserError
 from splitveil.threat import Access, Observation, ThreatModel
 
 CHUNK = 500
@@ -118,50 +115,6 @@ class Inverse(nn.Module):
         return self.starts[nearest] + 2 * self.net(join(z, [*told, z - self.centres[nearest]])) - 1
 
 
-def adam_for(
-    net: nn.Module, device: torch.device, lr: float, weight_decay: float = 0.0, beta1: float = 0.9
-) -> torch.optim.Adam:
-    """An Adam that can be part of a captured step."""
-    on_gpu, betas = device.type == "cuda", (beta1, 0.999)
-    return torch.optim.Adam(
-        net.parameters(), lr_on(device, lr), betas=betas, weight_decay=weight_decay, capturable=on_gpu, fused=on_gpu
-    )
-
-
-def descend(adam: torch.optim.Optimizer, loss: Tensor) -> None:
-    adam.zero_grad(set_to_none=True)
-    loss.backward()
-    adam.step()
-
-
-def train(
-    body: Callable[[], Tensor], feed: Feed, rates: Iterable[tuple[torch.optim.Optimizer, float]], epochs: int, seed: int,
-    generator: torch.Generator, on_progress: Callable[[int, int], None], batches: int = 1,
-) -> list[float]:  # fmt: skip
-    """Epochs of `body`, a step that takes `batches` batches from the feed and returns its loss; recorded as a graph on a GPU.
-
-    The learning rates fall along a cosine to 1e-5, as in the reference code. Returns the mean loss of each epoch.
-    """
-    device, rates = feed.images.device, list(rates)
-    total, losses = torch.zeros((), device=device), []
-    steps = -(-feed.steps // batches)
-
-    def counted() -> None:
-        total.add_(body())
-
-    step = Captured(counted, device, [generator])
-    for epoch in range(epochs):
-        for optimizer, lr in rates:
-            set_lr(optimizer, 1e-5 + (lr - 1e-5) * 0.5 * (1 + cos(pi * epoch / epochs)))
-        feed.begin(seed, epoch)
-        total.zero_()
-        for _ in range(steps):
-            step()
-        losses.append(total.item() / steps)
-        on_progress(epoch + 1, epochs)
-    return losses
-
-
 class InverseAttack(Attack):
     """Base of `decoder` and `gan`: the checked options, what the network is told, and the rebuilding."""
 
@@ -171,11 +124,8 @@ class InverseAttack(Attack):
         self, name: str, seed: int, blocks: int, width: int, epochs: int, batch: int, repeats: int, mask: bool, logits: bool
     ) -> None:  # fmt: skip
         super().__init__(seed)
-        for option, value in {"width": width, "epochs": epochs, "batch": batch, "repeats": repeats}.items():
-            if value < 1:
-                raise UserError(f"{name}: {option} is {value}, must be at least 1")
-        if blocks < 0:
-            raise UserError(f"{name}: blocks is {blocks}, must be 0 or more")
+        at_least(name, 1, width=width, epochs=epochs, batch=batch, repeats=repeats)
+        at_least(name, 0, blocks=blocks)
         self.name, self.blocks, self.width, self.epochs, self.batch = name, blocks, width, epochs, batch
         self.mask, self.logits = mask, logits
         self.requires = ThreatModel(cloud_weights=logits, observations=repeats)

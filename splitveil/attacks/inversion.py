@@ -14,13 +14,12 @@ defence behind it covers the zeros. Everything else is sent as the device sends 
 """
 
 from collections.abc import Callable, Iterable
-from math import cos, pi
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from splitveil.capture import Captured, lr_on, set_lr
+from splitveil.attacks.training import Learner, Repeated
 from splitveil.defences import AttackHints, Defence
 from splitveil.threat import Access
 
@@ -99,63 +98,36 @@ class Release:
         return torch.stack([matched_distance(z, target) for z in self(x)]).mean(0)
 
 
-def minimise(
-    parameters: list[Tensor], loss_of: Callable[[], Tensor], steps: int, lr: float, *, eps: float = 1e-8,
-    amsgrad: bool = False, generators: Iterable[torch.Generator] = (),
-    before: Callable[[int], None] = lambda step: None, after: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
-    """Adam on `parameters`, its rate on half a cosine to 0. `loss_of` and `after` are captured, `before` each step is not."""
-    device = parameters[0].device
-    adam = torch.optim.Adam(
-        parameters, lr_on(device, lr), eps=eps, amsgrad=amsgrad, capturable=device.type == "cuda", foreach=True
-    )
-
-    def body() -> None:
-        with torch.enable_grad():
-            # Of the parameters alone: a backward() would leave gradients in the victim's edge.
-            gradients = torch.autograd.grad(loss_of().sum(), parameters)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
-        adam.step()
-        after()
-
-    step = Captured(body, device, generators)
-    for i in range(steps):
-        set_lr(adam, lr * 0.5 * (1 + cos(pi * i / steps)))
-        before(i)
-        step()
+def places(steps: int) -> list[int]:
+    """Steps of a descent before which its course is noted, and its end."""
+    return [*range(0, steps, max(1, -(-steps // (POINTS - 1)))), steps]
 
 
 def descend(
-    start: Tensor, loss_of: Callable[[Tensor], Tensor], steps: int, lr: float, *, eps: float,
+    start: Tensor, loss_of: Callable[[Tensor], Tensor], steps: int, lr: float, *, eps: float, stop: int | None = None,
     generators: Iterable[torch.Generator] = (), watch: Callable[[Tensor], Tensor] | None = None,
-    on_step: Callable[[int], None] = lambda step: None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Images [b, c, h, w] from `start` down a loss that gives [b], within [0, 1]; and `watch(x)` on the way, [points, b].
+    """Images [b, c, h, w] from `start` down a loss that gives [b], within [0, 1]; and `watch(x)` at `places(steps)`, [points, b].
 
-    Clamped after each step, not behind a sigmoid: black and white pixels are common, and a sigmoid reaches them never and has no
-    gradient near them.
+    AMSGrad, its rate on half a cosine to 0 over `steps`, of which those before `stop` are made. Clamped after each step, not
+    behind a sigmoid: black and white pixels are common, and a sigmoid reaches them never and has no gradient near them.
     """
-    x = start.clone().requires_grad_()
-    course: list[Tensor] = []
-    every = max(1, -(-steps // (POINTS - 1)))
+    x, course, noted = start.clone().requires_grad_(), list[Tensor](), places(steps)
+    learner, made = Learner([x], lr, amsgrad=True, eps=eps), steps if stop is None else stop
 
-    def look() -> None:
-        if watch is not None:
-            with torch.no_grad():
-                course.append(watch(x))
+    def step() -> None:
+        with torch.enable_grad():
+            learner.step(loss_of(x).sum())
+        x.data.clamp_(0, 1)
 
-    def before(step: int) -> None:
-        on_step(step)
-        if step % every == 0:
-            look()
-
-    def after() -> None:
-        with torch.no_grad():
-            x.clamp_(0, 1)
-
-    minimise(
-        [x], lambda: loss_of(x), steps, lr, eps=eps, amsgrad=True, generators=generators, before=before, after=after
-    )
-    look()
+    launch = Repeated(step, 1, made, x.device, generators)  # one a time: the rate is another at every step
+    for i in range(made + 1):
+        if i in noted and watch is not None:
+            course.append(watch(x.detach()))
+        if i in noted and i:
+            tell(i, steps)
+        if i < made:
+            learner.slow(i / steps, last=0.0)
+            launch()
     return x.detach(), torch.stack(course) if course else torch.empty(0, len(start))

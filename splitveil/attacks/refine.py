@@ -18,7 +18,6 @@ Known failure: D(z') is already the posterior mean where D is good and noise is 
 edge is not injective, features agree long before images do.
 """
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,9 +25,9 @@ from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.inversion import Release, Target, descend, target_of, total_variation
-from splitveil.data.loader import DeviceImages
+from splitveil.attacks.training import above_zero, at_least, held_out, not_negative
 from splitveil.metrics.image import mse
-from splitveil.registry import ATTACKS, UserError
+from splitveil.registry import ATTACKS
 from splitveil.rng import stream
 from splitveil.threat import Access, Observation, ThreatModel
 
@@ -74,15 +73,6 @@ def objective(
     return fits + stays + tv * x[0].numel() * total_variation(x)
 
 
-def held_out(images: DeviceImages) -> tuple[DeviceImages, DeviceImages]:
-    """Nine tenths of the images, and the others; where there is only one, it is in both."""
-    parts = copy.copy(images), copy.copy(images)
-    tenth = torch.arange(len(images), device=images.device) % 10 == min(9, len(images) - 1)
-    for part, chosen in zip(parts, (~tenth if len(images) > 1 else tenth, tenth)):
-        part.images, part.labels = images.images[chosen], images.labels[chosen]
-    return parts
-
-
 @ATTACKS.register("refine", Config)
 class Refine(Attack):
     """Improves a decoder's answer by optimising the image (white box)."""
@@ -94,15 +84,10 @@ class Refine(Attack):
         width: int, epochs: int, batch: int, decoder_lr: float, weight_decay: float,
     ) -> None:  # fmt: skip
         super().__init__(seed)
-        for name, value, least in (("steps", steps, 0), ("draws", draws, 0), ("own", own, 1)):
-            if value < least:
-                raise UserError(f"refine: {name} is {value}, must be {least} or more")
-        for name, weight in {"prior": prior, "tv": tv}.items():
-            if weight is not None and not 0 <= weight < float("inf"):
-                raise UserError(f"refine: {name} is {weight}, must be 0 or more")
-        for name, rate in {"lr": lr, "decoder_lr": decoder_lr}.items():
-            if not 0 < rate < float("inf"):
-                raise UserError(f"refine: {name} is {rate}, must be above 0")
+        at_least("refine", 0, steps=steps, draws=draws)
+        at_least("refine", 1, own=own)
+        not_negative("refine", prior=prior, tv=tv)
+        above_zero("refine", lr=lr, decoder_lr=decoder_lr)
         self.steps, self.lr, self.prior, self.tv, self.draws, self.own = steps, lr, prior, tv, draws, own
         self.epochs = epochs
         self.decoder = build(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.training import at_least, tenth
 from splitveil.registry import ATTACKS, UserError
 from splitveil.threat import Access, Observation
 
@@ -79,8 +80,7 @@ class Ridge(Attack):
 
     def __init__(self, seed: int, passes: int) -> None:
         super().__init__(seed)
-        if passes < 1:
-            raise UserError(f"ridge: passes is {passes}, must be at least 1")
+        at_least("ridge", 1, passes=passes)
         self.passes = passes
 
     def fit(self, access: Access) -> "Ridge":
@@ -91,11 +91,11 @@ class Ridge(Attack):
                 f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck, or leave ridge out"
             )
         kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
+        outs = tenth(len(images), images.device).split(BATCH)
         for sent in range(self.passes):
-            for x, _ in images.in_order(BATCH):
+            for (x, _), out in zip(images.in_order(BATCH), outs):
                 z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1).double()
-                tenth = torch.arange(len(x), device=x.device) % 10 == 0
-                kept, held_out = kept.plus(z[~tenth], x[~tenth]), held_out.plus(z[tenth], x[tenth])
+                kept, held_out = kept.plus(z[~out], x[~out]), held_out.plus(z[out], x[out])
             self.on_progress(sent + 1, self.passes + 1)
         n = kept.n + held_out.n
         self.z_mean_, self.x_mean_ = (kept.z + held_out.z) / n, (kept.x + held_out.x) / n

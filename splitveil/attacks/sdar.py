@@ -13,7 +13,8 @@ z' is the cloud's most probable class. (Its softmax would tell z' from e(x), who
 enters as an embedding of 50 numbers that a linear layer makes a plane beside z's channels.
 
 Defaults are the paper's: lambda1 0.02, lambda2 1e-5, Adam 1e-3 for e, 5e-4 for d, and for each discriminator the rate of its
-opponent times lambda, batch 128; but 4000 iterations instead of 20 000, and the decoder res N# C# of the other attacks.
+opponent times lambda, batch 128; but 4000 iterations instead of 20 000, and the decoder res N# C# of the other attacks. At 5e-9
+Dis_d stays as it was drawn: lambda2 pulls the images towards what a random network takes for real, with next to no weight.
 
 Known failure: few captured z (a discriminator learns them by heart), or a cloud that is often wrong. What the decoder is trained
 on is e's features; where e and the edge differ by a map that the cloud ignores, the images come out wrong but look sharp.
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shadow import through_cloud
-from splitveil.attacks.substitute import Learner, above_zero, at_least, critic, draw, not_negative, send, train
+from splitveil.attacks.substitute import critic, draw, send
+from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, points, train
 from splitveil.models.decoder import as_image, res_decoder
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
@@ -152,8 +154,9 @@ class SDAR(Attack):
             learn_dis_d.step(real(dis_d(x)) + fake(dis_d(rebuilt.detach())))
             return torch.stack([error, task, likeness])
 
-        history = train(step, 3, self.iterations, wire.device, [generator], self.on_progress)
-        self.losses_, task, likeness = (list(losses) for losses in zip(*history))
+        self.losses_, task, likeness = train(
+            step, points(self.iterations), wire.device, [generator], tell=self.on_progress, terms=3
+        )
         self.facts_ = {"task_losses": task, "likeness": likeness}
         self.decoder_ = d.eval()
         return self

@@ -23,18 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.substitute import (
-    Learner,
-    above_zero,
-    at_least,
-    by_network,
-    draw,
-    nearest_image,
-    not_negative,
-    send,
-    train,
-    train_inverse,
-)  # fmt: skip
+from splitveil.attacks.substitute import by_network, draw, nearest_image, send, train_inverse
+from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, points, train
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 from splitveil.threat import Access, Observation, ThreatModel
@@ -103,14 +93,14 @@ class Shadow(Attack):
             x, y = images.take(index), images.labels[index]
             loss = through_cloud(cloud, send(channel, self.edge_(x), x, generator), y)
             learner.step(loss)
-            return loss.reshape(1)
+            return loss
 
-        history = train(
-            step, 1, self.shadow_epochs * images.steps(self.batch), images.device, [generator],
+        counts = points(self.shadow_epochs * images.steps(self.batch))
+        (self.losses_,) = train(
+            step, counts, images.device, [generator],
+            lambda part: learner.set_lr(self.shadow_lr * 0.5 ** (5 * part // len(counts))),
             lambda done, total: self.on_progress(done, stages * total),
-            lambda share: learner.set_lr(self.shadow_lr * 0.5 ** int(5 * share)),
         )  # fmt: skip
-        self.losses_ = [loss for (loss,) in history]
         self.facts_ = {"shadow_losses": self.losses_}
         self.edge_.eval().requires_grad_(False)
         self.x_shape_ = access.x_shape

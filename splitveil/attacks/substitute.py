@@ -6,99 +6,22 @@
 
     x [b, c, h, w] in [0, 1]     z [b, *z_shape]     M the channel     TV mean squared differences of neighbours
 
-Batches are drawn with replacement, so that a step of any loop is the same kernels every time and can be captured. Adam is fused
-and capturable on a GPU. No attack is registered here.
+Batches are drawn with replacement, so that a step of any loop is the same kernels every time and can be captured. No attack is
+registered here.
 """
 
-from collections.abc import Callable, Iterable
-from math import cos, pi
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.attacks.inversion import descend, total_variation
-from splitveil.capture import Captured, lr_on, set_lr
+from splitveil.attacks.training import Learner, points, train
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.models.decoder import as_image, res_decoder
-from splitveil.registry import UserError
 from splitveil.rng import stream
-
-POINTS = 50
-"""Means of the loss that a training gives, at most."""
-
-
-def at_least(attack: str, bound: int, **values: int) -> None:
-    """Refuses whole numbers below a bound."""
-    for name, value in values.items():
-        if value < bound:
-            raise UserError(f"{attack}: {name} is {value}, must be at least {bound}")
-
-
-def above_zero(attack: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise UserError(f"{attack}: {name} is {value}, must be above 0; 1e-3 is a good start")
-
-
-def not_negative(attack: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < float("inf"):
-            raise UserError(f"{attack}: {name} is {value}, must be 0 or more")
-
-
-class Learner:
-    """Parameters and their Adam: `step` reaches these and nothing else, whatever else the loss passes through."""
-
-    def __init__(
-        self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, amsgrad: bool = False, eps: float = 1e-8,
-        betas: tuple[float, float] = (0.9, 0.999),
-    ) -> None:  # fmt: skip
-        self.parameters = list(parameters)
-        self.adam: torch.optim.Adam | None = None
-        if self.parameters:  # an edge may have none
-            device = self.parameters[0].device
-            on_gpu = device.type == "cuda"
-            self.adam = torch.optim.Adam(
-                self.parameters, lr_on(device, lr), betas, eps, weight_decay, amsgrad,
-                capturable=on_gpu, fused=on_gpu,
-            )  # fmt: skip
-
-    def step(self, loss: Tensor) -> None:
-        if self.adam is not None:
-            self.adam.zero_grad(set_to_none=True)
-            loss.backward(inputs=self.parameters)  # cloud and channel get no gradients: they are the victim's
-            self.adam.step()
-
-    def set_lr(self, lr: float) -> None:
-        if self.adam is not None:
-            set_lr(self.adam, lr)
-
-
-def train(
-    step: Callable[[], Tensor], terms: int, steps: int, device: torch.device, generators: Iterable[torch.Generator],
-    tell: Callable[[int, int], None], before: Callable[[float], None] = lambda share: None,
-) -> list[list[float]]:  # fmt: skip
-    """Repeats a step that gives `terms` losses [terms]; their means over at most POINTS equal parts of the training.
-
-    `before` each part is told the share that is done, to set learning rates.
-    """
-    sums = torch.zeros(terms, device=device)
-
-    def body() -> None:
-        sums.add_(step().detach())
-
-    captured, points, history = Captured(body, device, generators), min(POINTS, steps), list[list[float]]()
-    for point in range(points):
-        before(point / points)
-        sums.zero_()
-        count = (point + 1) * steps // points - point * steps // points
-        for _ in range(count):
-            captured()
-        history.append((sums / count).tolist())
-        tell(point + 1, points)
-    return history
 
 
 def draw(rows: Tensor, batch: int, generator: torch.Generator) -> Tensor:
@@ -111,12 +34,6 @@ def send(channel: Channel | None, z: Tensor, x: Tensor, generator: torch.Generat
     return z.clone() if channel is None else channel.send(z, x, generator)
 
 
-def cosine(lr: float) -> Callable[[float], float]:
-    """From lr to 1e-5 (or lr, if that is less) over a training, as the decoder attack's."""
-    last = min(lr, 1e-5)
-    return lambda share: last + (lr - last) * 0.5 * (1 + cos(pi * share))
-
-
 def train_inverse(
     edge: nn.Module, channel: Channel | None, images: DeviceImages, z_shape: tuple[int, ...], seed: int, blocks: int,
     width: int, epochs: int, batch: int, lr: float, tell: Callable[[int, int], None],
@@ -124,8 +41,7 @@ def train_inverse(
     """The inverse network of an edge of the attacker's own, and its loss over the training."""
     edge.eval()
     net = res_decoder(z_shape, tuple(images.images.shape[1:]), blocks, width).to(images.device)
-    learner, rate = Learner(net.parameters(), lr, weight_decay=1e-4), cosine(lr)
-    generator = stream(images.device, seed, "inverse")
+    learner, generator = Learner(net.parameters(), lr, weight_decay=1e-4), stream(images.device, seed, "inverse")
 
     def step() -> Tensor:
         x = images.take(draw(images.labels, batch, generator))
@@ -133,11 +49,11 @@ def train_inverse(
             z = send(channel, edge(x), x, generator)
         loss = F.mse_loss(net(z), x)
         learner.step(loss)
-        return loss.reshape(1)
+        return loss
 
-    steps = epochs * images.steps(batch)
-    history = train(step, 1, steps, images.device, [generator], tell, lambda share: learner.set_lr(rate(share)))
-    return net.eval(), [loss for (loss,) in history]
+    counts = points(epochs * images.steps(batch))
+    (losses,) = train(step, counts, images.device, [generator], lambda part: learner.slow(part / len(counts)), tell)
+    return net.eval(), losses
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.substitute import Learner, above_zero, at_least, distance, nearest_image, not_negative
-from splitveil.capture import Captured
+from splitveil.attacks.substitute import distance, nearest_image
+from splitveil.attacks.training import Learner, Repeated, above_zero, at_least, not_negative
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 from splitveil.threat import Access, Observation, ThreatModel
@@ -86,7 +86,7 @@ class UnSplit(Attack):
         x = torch.full((len(z), *access.x_shape), 0.5, device=device, requires_grad=True)
         learn_x = Learner([x], self.image_lr, amsgrad=True)
         learn_clone = Learner(clone.parameters(), self.clone_lr, amsgrad=True)
-        error, self.losses_ = torch.zeros((), device=device), []
+        error, losses = torch.zeros((), device=device), torch.zeros(self.rounds, device=device)
 
         def images_step() -> None:
             learn_x.step(distance(clone, x, z, self.tv, self.l2).sum())
@@ -97,14 +97,14 @@ class UnSplit(Attack):
             learn_clone.step(loss)
             error.copy_(loss.detach())
 
-        on_images, on_clone = Captured(images_step, device), Captured(clone_step, device)
+        on_images = Repeated(images_step, self.image_steps, self.rounds, device)
+        on_clone = Repeated(clone_step, self.clone_steps, self.rounds, device)
         for done in range(self.rounds):
-            for _ in range(self.image_steps):
-                on_images()
-            for _ in range(self.clone_steps):
-                on_clone()
-            self.losses_.append(error.item())
+            on_images()
+            on_clone()
+            losses[done] = error
             self.on_progress(done + 1, self.rounds)
+        self.losses_ = losses.tolist()
         self.clone_, self.x_shape_ = clone.requires_grad_(False), access.x_shape
         return self
 

@@ -3,6 +3,8 @@
     task         trains the split model             validation   the defender's own choice of epoch
     auxiliary    what the attacker has              test         measures accuracy and is what the attacker must rebuild
 
+An attack may be given other images than `auxiliary`: those of the task, or those of another data set (`elsewhere`).
+
 The official test part is the test split; where there is none, it is split off the rest. Every part holds each class in the
 same proportion (as far as whole images allow).
 """
@@ -12,6 +14,8 @@ from itertools import accumulate, pairwise
 from math import floor, isfinite
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from splitveil.data import ImageSet, Source
 from splitveil.registry import UserError
@@ -126,3 +130,40 @@ def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
         seed,
     )
     return Splits(**cut(test["rest"], shares, seed_of(seed, "rest")), test=test["test"])
+
+
+LUMA = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in a grey value (ITU-R BT.601)."""
+
+
+def converted(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """uint8 [n, c, h, w] in the channels and size of `shape`: colour to grey and back, shrunk by area, enlarged bilinearly."""
+    channels, height, width = shape
+    if images.shape[1] != channels and {images.shape[1], channels} != {1, 3}:
+        raise UserError(
+            f"images with {images.shape[1]} channels cannot be made into images with {channels}; 1 and 3 can"
+        )
+    found = []
+    for part in np.array_split(images, max(1, len(images) // 1000)):  # as numbers they are four times as large
+        x = torch.from_numpy(np.ascontiguousarray(part)).float()
+        if x.shape[1] > channels:
+            x = torch.einsum("nchw,c->nhw", x, torch.from_numpy(LUMA).float()).unsqueeze(1)
+        if x.shape[2:] != (height, width):
+            shrinks = x.shape[2] >= height and x.shape[3] >= width
+            x = F.interpolate(x, (height, width), mode="area" if shrinks else "bilinear")
+        found.append(x.round().clamp(0, 255).byte().expand(-1, channels, -1, -1).numpy())
+    return np.concatenate(found)
+
+
+def elsewhere(source: Source, splits: Splits, seed: int) -> ImageSet:
+    """Training images of another data set, in the shape of the run's; as many as the attacker has of the run's own, if there are.
+
+    Test images among them are an error: the attacker would be handed what it is to rebuild.
+    """
+    count = min(len(source.train), len(splits.auxiliary))
+    part = source.train.take(np.sort(balanced_order(source.train.labels, seed_of(seed, "elsewhere"))[:count]))
+    part = ImageSet(converted(part.images, splits.test.shape), part.labels, part.classes, part.identities)
+    private = {image.tobytes() for image in splits.test.images}
+    if found := sum(image.tobytes() in private for image in part.images):
+        raise UserError(f"{found} of these images are test images of the run; an attacker may have others only")
+    return part

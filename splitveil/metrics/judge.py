@@ -15,13 +15,15 @@ all test images for the one nearest to x^:
     same_image       it is x itself
     same_identity    x left out, it is another image of the same identity; NaN where the test images hold no other
 
+The cosine's own zero is `others`, that of f(x^) and the images of everybody else.
+
 The embedder needs identities only to learn from; those of the test images may be other people. Where a data set has no
 identities its classes take their place, and same_identity is then one more re-classification. The victim's own network would
 be a biased judge: it was trained together with the defence. So is this one in one respect: it has seen clean images only, and
 a reconstruction in another style can tell a person more than it tells the judge.
 """
 
-from math import cos, pi
+from math import ceil, cos, pi
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +41,8 @@ from splitveil.rng import seed_of
 SCALE = 16.0
 """s, about the smallest with which a softmax over hundreds of cosines can be sure."""
 BATCH = 500
+EPOCHS, STEPS = 5, 100
+"""How long a judge learns: so many passes, and more where these are fewer steps."""
 
 
 def by_identity(part: ImageSet) -> ImageSet:
@@ -61,10 +65,11 @@ class Cosines(nn.Module):
 
 
 def stage(narrow: int, wide: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for channels in (narrow, wide):
-        layers += [nn.Conv2d(channels, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AvgPool2d(2, ceil_mode=True))
+    # Halved right after the first convolution: a third of the time of halving at the end, on two CPU cores, and no less accurate.
+    return nn.Sequential(
+        nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.MaxPool2d(2, ceil_mode=True), nn.BatchNorm2d(wide), nn.ReLU(),
+        nn.Conv2d(wide, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(),
+    )  # fmt: skip
 
 
 def trunk(channels: int, width: int) -> nn.Sequential:
@@ -110,7 +115,7 @@ class Judge:
     """fit(the attacker's images), then classify or embed; head is "classifier" or "embedder"."""
 
     def __init__(
-        self, head: str, seed: int, epochs: int = 10, width: int = 16, batch: int = 128, lr: float = 3e-3,
+        self, head: str, seed: int, epochs: int | None = None, width: int = 16, batch: int = 64, lr: float = 3e-3,
         flip: bool = True,
     ) -> None:  # fmt: skip
         self.head, self.seed, self.epochs, self.width = head, seed, epochs, width
@@ -121,11 +126,21 @@ class Judge:
         values = int(auxiliary.labels.max()) + 1
         if len(auxiliary.labels.unique()) < 2:
             raise UserError(f"judge: the attacker's {len(auxiliary)} images have one label; needs two or more")
-        channels = auxiliary.images.shape[1]
-        net = build(self.head, channels, max(values, auxiliary.classes), self.width, self.seed)
-        self.net_ = net.to(auxiliary.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        train(self.net_, auxiliary, self.seed, self.epochs, self.flip, self.batch, self.lr)
+        self._place(auxiliary.images.shape[1], max(values, auxiliary.classes), auxiliary.device)
+        epochs = self.epochs or max(EPOCHS, ceil(STEPS / auxiliary.steps(self.batch)))
+        train(self.net_, auxiliary, self.seed, epochs, self.flip, self.batch, self.lr)
         return self
+
+    def restore(self, learned: dict[str, Tensor], device: torch.device) -> "Judge":
+        """What `fit` left in `net_.state_dict()`."""
+        self._place(len(learned["0.0.weight"]), len(learned["1.weight"]), device)
+        self.net_.load_state_dict(learned)
+        self.net_.eval()
+        return self
+
+    def _place(self, channels: int, values: int, device: torch.device) -> None:
+        net = build(self.head, channels, values, self.width, self.seed)
+        self.net_ = net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @torch.no_grad()
     def classify(self, x: Tensor) -> Tensor:
@@ -138,23 +153,18 @@ class Judge:
         return torch.cat([F.normalize(self.net_[0](part)) for part in x.split(BATCH)])
 
 
-class Seen(NamedTuple):
-    correct: Tensor  # [n] bool: reconstructions in the class of their image
-    reference: Tensor  # [n] bool: the images themselves
-
-
-def reclassified(judge: Judge, x: Tensor, rebuilt: Tensor, y: Tensor) -> Seen:
-    return Seen(judge.classify(rebuilt) == y, judge.classify(x) == y)
-
-
 class Identified(NamedTuple):
     cosine: Tensor  # [n]
+    others: Tensor  # [n] mean cosine with the images of everybody else; NaN where there is nobody else
     same_image: Tensor  # [n] 1 or 0
     same_identity: Tensor  # [n] 1, 0 or NaN
 
 
 def search(gallery: Tensor, queries: Tensor, identity: Tensor) -> Identified:
-    """Queries [n, d], each made from the image of its own place in the gallery [n, d]; rows of length 1."""
+    """Queries [n, d], embedded reconstructions of the images at their places in the gallery [n, d]; rows of length 1.
+
+    For the reference give the gallery in the place of the queries.
+    """
     cosine = (gallery * queries).sum(1)
     image, person = torch.empty_like(cosine), torch.empty_like(cosine)
     for index in torch.arange(len(gallery), device=gallery.device).split(BATCH):
@@ -162,10 +172,7 @@ def search(gallery: Tensor, queries: Tensor, identity: Tensor) -> Identified:
         image[index] = (likeness.argmax(1) == index).to(cosine.dtype)
         likeness[torch.arange(len(index), device=index.device), index] = -torch.inf
         person[index] = (identity[likeness.argmax(1)] == identity[index]).to(cosine.dtype)
-    _, who, count = identity.unique(return_inverse=True, return_counts=True)
-    return Identified(cosine, image, person.masked_fill(count[who] < 2, torch.nan))
-
-
-def identified(judge: Judge, x: Tensor, rebuilt: Tensor, identity: Tensor) -> Identified:
-    """Test images, their reconstructions, and who is on them [n]; for the reference give x in the place of `rebuilt`."""
-    return search(judge.embed(x), judge.embed(rebuilt), identity)
+    people, who, count = identity.unique(return_inverse=True, return_counts=True)
+    own = gallery.new_zeros(len(people), gallery.shape[1]).index_add_(0, who, gallery)  # sums over the images of each
+    others = (queries * (gallery.sum(0) - own[who])).sum(1) / (len(gallery) - count[who])
+    return Identified(cosine, others, image, person.masked_fill(count[who] < 2, torch.nan))

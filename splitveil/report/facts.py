@@ -7,10 +7,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from splitveil.evaluate import weights_digest
+from splitveil.attacking import weights_digest
 from splitveil.headline import closest, strongest
 from splitveil.registry import UserError
 from splitveil.runs import SCHEMA, Run, read_json
+from splitveil.threat import SAME_DISTRIBUTION
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def distinct_labels(summaries: list[dict[str, Any]]) -> list[str]:
     return labels
 
 
-ABSOLUTE = re.compile(r'"(?:file:|/|~|[A-Za-z]:[\\/]|\\\\)(?:\\.|[^"\\])*"')
+ABSOLUTE = re.compile(r'"(?:\w+:(?=[/~]|\w+:))?(?:file:|/|~|[A-Za-z]:[\\/]|\\\\)(?:\\.|[^"\\])*"')
 
 
 def without_paths(toml: str) -> str:
@@ -184,7 +185,8 @@ def meet(a: list[float], b: list[float]) -> bool:
 
 def faced(run: Shown) -> dict[str, Any]:
     """The attacks that gave a number, with their settings."""
-    return {name: row["options"] for name, row in run.summary["attacks"].items() if isfinite(row["mse"])}
+    usual = {"auxiliary": SAME_DISTRIBUTION}  # there was no such option once
+    return {name: usual | row["options"] for name, row in run.summary["attacks"].items() if isfinite(row["mse"])}
 
 
 def _strongest_row(run: Shown) -> dict[str, Any]:
@@ -209,6 +211,33 @@ def guarantees(runs: list[Shown]) -> list[tuple[Shown, str, list[dict[str, float
         for name, report in zip(run.summary["defences"], run.summary.get("reports", []))
         if report.get("guarantees")
     ]
+
+
+def judged(runs: list[Shown]) -> bool:
+    """Whether a judge has looked at a reconstruction of any of them."""
+    return any(row.get("recognised") is not None for run in runs for row in run.summary["attacks"].values())
+
+
+def probed(runs: list[Shown]) -> list[tuple[Shown, list[tuple[str, str, dict[str, float]]]]]:
+    """(run, (what was probed, for which attribute, accuracies)) of what is sent and of what the strongest attack rebuilds."""
+    found = []
+    for run in runs:
+        places = {"what is sent": run.summary.get("probes", {})}
+        if run.strongest is not None:
+            places[f"what {run.strongest[0]} rebuilds"] = run.strongest[1].get("probes", {})
+        rows = [(place, attribute, row) for place, known in places.items() for attribute, row in known.items()]
+        if rows:
+            found.append((run, rows))
+    return found
+
+
+def people(runs: list[Shown]) -> list[tuple[Shown, dict[str, dict[str, Any]]]]:
+    """(run, its attacks) where somebody is on the images."""
+    found = [
+        (run, {n: row for n, row in run.summary["attacks"].items() if row.get("identity_cosine") is not None})
+        for run in runs
+    ]
+    return [(run, attacks) for run, attacks in found if attacks]
 
 
 def cautions(runs: list[Shown]) -> list[str]:

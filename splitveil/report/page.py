@@ -7,7 +7,7 @@ from typing import Any
 
 from splitveil.flags import FLAGS
 from splitveil.report import figures
-from splitveil.report.facts import Shown, cautions, guarantees, percent, small, verdict
+from splitveil.report.facts import Shown, cautions, guarantees, judged, people, percent, probed, small, verdict
 from splitveil.report.pictures import Grid, grids
 
 
@@ -33,6 +33,9 @@ def page(runs: list[Shown]) -> str:
         same_test=len({run.test_set for run in runs}) == 1,
         threats=threats(runs),
         guarantees=guarantees(runs),
+        judged=judged(runs),
+        probed=probed(runs),
+        people=people(runs),
         worst_cases=[(run, run.summary["worst_case"]) for run in runs if run.summary.get("worst_case")],
         skipped=[(run, name, why) for run in runs for name, why in run.summary.get("skipped", {}).items()],
         trade_off=trade_off and Markup(trade_off),

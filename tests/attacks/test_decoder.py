@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from splitveil import attacks, defences
+from splitveil.attacking import observe
 from splitveil.attacks.decoder import Average, Decoder, distance, find_prototypes, size_of
 from splitveil.attacks.inverse import join, pool, shows_mask
 from splitveil.attacks.inverse import seen as seen_share
@@ -16,7 +17,6 @@ from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluate import observe
 from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.models.decoder import res_decoder
 from splitveil.registry import UserError

@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_edge import X_SHAPE, on_meta, seen
+from on_device import nobody_waits
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
-from splitveil.attacks.deep_prior import convolved, noise_at, picture, untrained, widths_for
+from splitveil.attacks.deep_prior import Networks, convolved, noise_at, picture, untrained, widths_for
+from splitveil.attacks.inversion import Release, Target
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
@@ -60,6 +63,36 @@ def test_every_image_has_a_network_of_its_own_and_the_size_of_a_batch_changes_no
     )
     torch.testing.assert_close(together, in_pairs, atol=1e-4, rtol=0)
     assert (together[0] - together[1]).abs().max() > 1e-3
+
+
+def test_it_stops_where_what_is_left_is_the_noise_of_the_channel() -> None:
+    private = small_pictures(10, 16).take(slice(None))
+    noise = 0.8 * torch.randn(6, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    wire, noisy = Observation(private.unsqueeze(1) + noise), Channel([defences.build("gaussian", sigma=0.8)])
+    stopped, unaware = (
+        fitted(nn.Identity(), (1, 8, 8), channel, steps=300, width=8).reconstruct(wire)
+        for channel in (noisy, Channel())
+    )
+    left = mse(stopped, wire.z.mean(1))
+    assert (left < 0.8**2 / 4).all()  # four releases: the noise of their mean has a quarter of the variance
+    assert left.min() > 0.7 * 0.8**2 / 4
+    assert mse(stopped, private).mean() < 0.8 * mse(unaware, private).mean()
+
+
+def test_what_was_rebuilt_before_has_no_influence() -> None:
+    z = small_pictures(0, 6).take(slice(None)).unsqueeze(1)
+    attack = fitted(nn.Identity(), (1, 8, 8), steps=5)
+    first = attack.reconstruct(Observation(z[:3]))
+    attack.reconstruct(Observation(z[3:]))
+    assert torch.equal(attack.reconstruct(Observation(z[:3])), first)
+
+
+def test_its_step_waits_for_nobody() -> None:
+    release, z = Release(on_meta(attacks.build("deep_prior")), torch.Generator()), seen().to("meta")
+    with nobody_waits():
+        networks = Networks(release, X_SHAPE, z, width=2, lr=1e-2, tv=0.1)
+        networks.begin(Target(*(torch.empty_like(part) for part in networks.target)), 0.1, seed=0)
+        networks._step()
 
 
 def test_noise_in_the_channel_is_left_out_of_the_match() -> None:

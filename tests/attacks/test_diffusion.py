@@ -7,17 +7,18 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_device import nobody_waits
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
 from splitveil.attacks.diffusion import (
     GRID,
     Diffusion,
+    Sampler,
     alpha_bar,
     ddim_step,
     from_velocity,
     gain_of,
-    guided_sample,
     held_out,
     noised,
     residual_gradient,
@@ -33,7 +34,9 @@ from splitveil.split import SplitModel
 from splitveil.threat import Access, Observation, grant
 
 CPU = torch.device("cpu")
-TINY: dict[str, Any] = {"width": 4, "batch": 32, "lr": 3e-3, "steps": 10, "guidance": 10.0, "samples": 1}
+TINY: dict[str, Any] = {
+    "width": 4, "batch": 32, "lr": 3e-3, "steps": 10, "guidance": 10.0, "samples": 1, "polish": 0,
+}  # fmt: skip
 
 
 @cache
@@ -134,10 +137,12 @@ def test_on_a_gaussian_prior_the_samples_have_the_mean_of_the_posterior() -> Non
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(400, 3, generator=generator, dtype=torch.float64)
     times = torch.linspace(1, 0, 101, dtype=torch.float64)
-    u = guided_sample(denoise, lambda x: x @ look.T, z, noise, times, 7.0, 0.0, generator, limit=float("inf"))
+    z = z.expand(400, 1)
+    sampler = Sampler(denoise, lambda x: x @ look.T, noise, z, eta=0.0, limit=float("inf"))
+    u = sampler(noise, z, torch.full((400,), 7.0), times)
     assert (u @ look.T - z).abs().mean() < 0.1
     assert (u.mean(0) - posterior).norm() < 0.15 * (mean - posterior).norm()
-    prior = guided_sample(denoise, lambda x: x @ look.T, z, noise, times, 0.0, 0.0, generator, limit=float("inf"))
+    prior = sampler(noise, z, torch.zeros(400), times)
     assert (prior.mean(0) - mean).norm() < 0.06
     torch.testing.assert_close(prior.T.cov(), cov, atol=0.05, rtol=0)
 
@@ -186,10 +191,41 @@ def test_the_guidance_is_chosen_where_own_images_are_rebuilt_best() -> None:
     attack = built(epochs=2, guidance=None, tune=4, steps=4)
     attack.on_progress = lambda done, total: seen.append((done, total))
     attack.fit(access())
-    assert seen == [(i + 1, 2 + len(GRID)) for i in range(2 + len(GRID))]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
     assert attack.guidance_ >= 3  # the weakest cannot be it, with the image itself on the wire
     blind = built(epochs=2, guidance=None, tune=4, steps=4).fit(access(sigma=30.0))
     assert blind.guidance_ == min(GRID)
+
+
+def test_it_is_polished_where_that_helps_on_own_images_and_does_not_fit_noise() -> None:
+    clear, rough = built(epochs=2, polish=40).fit(access(sigma=1e-3)), built(epochs=2).fit(access(sigma=1e-3))
+    seen = Observation(private().unsqueeze(1))
+    assert mse(clear.reconstruct(seen), private()).mean() < 0.01 * mse(rough.reconstruct(seen), private()).mean()
+    assert clear.facts_["own_mse"] < 0.01 * clear.facts_["sampled_mse"]
+    assert rough.prior_ is None
+
+    noise = 0.5 * torch.randn(private().shape, generator=torch.Generator().manual_seed(1))
+    seen = Observation((private() + noise).unsqueeze(1))
+    noisy, rough = (built(epochs=8, guidance=3.0, polish=steps).fit(access(sigma=0.5)) for steps in (40, 0))
+    error, before = (mse(attack.reconstruct(seen), private()).mean() for attack in (noisy, rough))
+    fitted_to_noise = noisy._polished(seen.z, rough.reconstruct(seen), 0.0)
+    assert error < 1.02 * before < 0.8 * mse(fitted_to_noise, private()).mean()
+
+
+def test_a_step_of_sampling_waits_for_nobody() -> None:
+    attack = built(epochs=1).fit(access())
+    net, u = attack.net_.to("meta"), torch.empty(3, 1, 8, 8, device="meta")
+    with nobody_waits():
+        sampler = Sampler(lambda u_t, t: net(u_t, t.expand(3)), lambda u0: u0, u, u, eta=0.5)
+        sampler._step()
+
+
+def test_samples_and_images_are_drawn_side_by_side_as_one_by_one() -> None:
+    attack = built(epochs=1, samples=3, eta=0.5).fit(access())
+    seen = Observation(private()[:5].unsqueeze(1))
+    together = attack.reconstruct(seen)
+    attack.at_once_ = 1
+    torch.testing.assert_close(attack.reconstruct(seen), together, atol=1e-4, rtol=0)
 
 
 def test_from_a_decoders_answer_it_starts_where_the_decoder_ended() -> None:
@@ -200,7 +236,7 @@ def test_from_a_decoders_answer_it_starts_where_the_decoder_ended() -> None:
     seen = Observation(private().unsqueeze(1))
     assert attack.decoder_ is not None
     torch.testing.assert_close(attack.reconstruct(seen), attack.decoder_.reconstruct(seen), atol=0.02, rtol=0)
-    assert progress == [(1, 3), (2, 3), (3, 3)]
+    assert progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_its_strength_of_guidance_does_not_depend_on_the_scale_of_the_features() -> None:
@@ -232,7 +268,8 @@ def test_held_out_images_are_others_than_those_it_learns_from() -> None:
     ("options", "message"),
     [
         ({"steps": 0}, "steps is 0, must be at least 1"), ({"tune": 0}, "tune is 0"), ({"lr": 0.0}, "lr is 0.0, must be above"),
-        ({"guidance": -1.0}, "leave it out to have it chosen"), ({"eta": 1.5}, "eta is 1.5, must be from 0 to 1"),
+        ({"guidance": -1.0}, "guidance is -1.0, must be 0 or more"), ({"polish": -1}, "polish is -1"),
+        ({"eta": 1.5}, "eta is 1.5, must be from 0 to 1"),
         ({"strength": 0.0}, "strength is 0.0, must be above 0"), ({"start": "image"}, "must be one of 'noise', 'decoder'"),
         ({"start": "decoder", "decoder_width": 0}, "decoder: width is 0"),
     ],

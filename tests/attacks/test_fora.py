@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from splitveil import attacks
 from splitveil.attacks import substitute as shared
-from splitveil.attacks.fora import Standard, gradient_penalty, mk_mmd, substitute
+from splitveil.attacks.fora import Standard, mk_mmd, substitute
+from splitveil.attacks.gan import gradient_penalty
 from splitveil.attacks.substitute import settle
 from splitveil.registry import UserError
 
@@ -143,10 +144,10 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     attack = attacks.build("fora", **SMALL)
     access = on_meta(attack)
 
-    def twice(step: Any, terms: int, *_: Any) -> list[list[float]]:
+    def twice(step: Any, *_: Any, terms: int = 1, **__: Any) -> list[list[float]]:
         with nobody_waits():
-            assert [step().shape for _ in range(2)] == [(terms,)] * 2
-        return [[0.0] * terms]
+            assert [step().numel() for _ in range(2)] == [terms] * 2
+        return [[0.0]] * terms
 
     monkeypatch.setattr("splitveil.attacks.fora.train", twice)
     monkeypatch.setattr("splitveil.attacks.fora.stream", lambda *_: torch.Generator())

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from splitveil import attacks
+from splitveil.attacks import training
 from splitveil.attacks.gan import critic, gradient_penalty
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
@@ -48,10 +49,15 @@ def test_it_beats_the_mean_image_and_its_squared_error_falls() -> None:
     assert attack.losses_[-1] < attack.losses_[0]
 
 
-def test_the_generator_steps_once_for_several_batches_also_where_there_are_fewer() -> None:
-    attack = gan(critic_steps=5, epochs=1, batch=32)
-    attack.fit(access(attack, crops(0, 64)))  # two batches an epoch
-    assert len(attack.losses_) == 1
+def test_an_epoch_is_a_pass_of_the_generator_each_step_behind_those_of_the_critic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stepped: list[float] = []
+    monkeypatch.setattr(training.Learner, "step", lambda learner, loss: stepped.append(learner.lr))
+    attack = gan(critic_steps=3, epochs=2, batch=32, lr=1.0, critic_lr=2.0)
+    attack.fit(access(attack, crops(0, 70)))  # two batches an epoch
+    assert stepped == [2.0, 2.0, 2.0, 1.0] * 4
+    assert len(attack.losses_) == 2
 
 
 @pytest.mark.parametrize("x_shape", [(3, 32, 32), (1, 28, 28), (3, 16, 32), (1, 4, 4), (1, 2, 2)], ids=str)
@@ -65,7 +71,7 @@ def test_the_critic_gives_an_image_one_number_whatever_else_is_in_the_batch(x_sh
 def test_the_penalty_of_a_linear_critic_is_its_slope_against_one_and_can_be_differentiated_again() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
     weight = net[1].weight
-    penalty = gradient_penalty(net, torch.rand(5, 1, 2, 2), torch.rand(5, 1, 2, 2))
+    penalty = gradient_penalty(net, torch.rand(5, 1, 2, 2), torch.rand(5, 1, 2, 2), torch.rand(5))
     torch.testing.assert_close(penalty, (weight.norm() - 1).square())
     (slope,) = torch.autograd.grad(penalty, weight)  # d (|w| - 1)^2 = 2 (|w| - 1) w / |w|
     torch.testing.assert_close(slope, 2 * (weight.norm() - 1) * weight.detach() / weight.norm())

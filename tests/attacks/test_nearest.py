@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
+from splitveil.attacking import observe
 from splitveil.attacks.inverse import nearest_row
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluate import observe
 from splitveil.metrics.image import mse
 from splitveil.registry import UserError
 from splitveil.split import SplitModel

@@ -83,10 +83,10 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     attack = attacks.build("sdar", **SMALL)
     access = on_meta(attack)
 
-    def twice(step: Any, terms: int, *_: Any) -> list[list[float]]:
+    def twice(step: Any, *_: Any, terms: int = 1, **__: Any) -> list[list[float]]:
         with nobody_waits():
-            assert [step().shape for _ in range(2)] == [(terms,)] * 2
-        return [[0.0] * terms]
+            assert [step().numel() for _ in range(2)] == [terms] * 2
+        return [[0.0]] * terms
 
     monkeypatch.setattr("splitveil.attacks.sdar.train", twice)
     monkeypatch.setattr("splitveil.attacks.sdar.stream", lambda *_: torch.Generator())

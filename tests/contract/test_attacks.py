@@ -1,15 +1,19 @@
 """What every registered attack must do. A new one is tested here without a line added; OPTIONS can make it small."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from on_device import FROM_NUMBERS
+from torch.overrides import TorchFunctionMode
 
 from splitveil import defences
 from splitveil.attacks import Attack, build
+from splitveil.capture import Captured
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
@@ -21,7 +25,7 @@ from splitveil.threat import Access, Observation, ThreatModel, grant
 OPTIONS: dict[str, dict[str, Any]] = {
     "deep_prior": {"steps": 4, "width": 2},
     "refine": {"steps": 8, "own": 4, "blocks": 0, "width": 8, "epochs": 1, "batch": 32},
-    "rmle": {"steps": 8, "own": 4, "restarts": 2},
+    "rmle": {"steps": 8, "own": 4, "restarts": 3},
     "decoder": {"blocks": 1, "width": 8, "epochs": 2, "batch": 32},
     "shadow": {"shadow_epochs": 2, "blocks": 0, "width": 8, "epochs": 1, "batch": 50},
     "sdar": {"iterations": 3, "batch": 16, "blocks": 0, "width": 8},
@@ -32,6 +36,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 CPU = torch.device("cpu")
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::unique",
+    "aten::_unique2",
+}
+"""What the host can only know when the device is done; also where it is deep in another operation or in a gradient."""
 
 
 @cache
@@ -156,6 +169,51 @@ def test_its_progress_only_grows_and_its_losses_are_numbers(name: str) -> None:
     assert seen == sorted(seen)
     assert all(0 < share <= 1 for share in seen)
     assert all(isinstance(loss, float) for loss in attack.losses_)
+
+
+class FromNumbers(TorchFunctionMode):
+    """Refuses tensors made of the host's numbers: in a step they would be copied to the device, while the host waits."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in FROM_NUMBERS, "a step brings numbers from the host to the device"
+        return function(*args, **(kwargs or {}))
+
+
+def waits_in(body: Callable[[], object]) -> set[str]:
+    """What would break a recording of these kernels as a CUDA graph."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen, FromNumbers():
+        body()
+    return {event.key for event in seen.key_averages()} & WAITS
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_step_of_it_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[set[str]] = []
+
+    def watched(step: Captured) -> None:
+        step.calls += 1
+        if step.calls > 1:
+            step.body()
+        else:
+            found.append(waits_in(step.body))
+
+    monkeypatch.setattr(Captured, "__call__", watched)
+    monkeypatch.setattr(
+        torch.optim.Adam, "step", lambda adam: None
+    )  # without a GPU it reads how many steps it has made
+    attack = build(name, seed=0, **OPTIONS[name])
+    rebuilt_by(attack.fit(granted(attack)), observation()[1])
+    assert found
+    assert not set.union(*found)
+
+
+def test_a_step_that_cannot_be_captured_is_found() -> None:
+    x = torch.rand(4, 4, requires_grad=True)
+    assert waits_in(lambda: x.trace().backward())  # the gradient of a trace reads a number
+    assert waits_in(lambda: x[x > 0.5])
+    assert not waits_in(lambda: x.diagonal().sum().backward())
+    with pytest.raises(AssertionError, match="from the host"):
+        waits_in(lambda: x * torch.tensor([1.0, 2, 3, 4]))
 
 
 @every_attack

@@ -14,10 +14,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from splitveil.arguments import parse
+from splitveil.attacking import load_parts
 from splitveil.channel import Channel
 from splitveil.commands import train_run
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluate import acts, load_parts
+from splitveil.evaluate import acts
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split import SplitModel, cut_stages
 

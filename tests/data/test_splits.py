@@ -2,11 +2,13 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.data import ImageSet, Source
-from splitveil.data.splits import Splits, SplitsConfig, balanced_order, make_splits, sizes
+from splitveil.data.splits import Splits, SplitsConfig, balanced_order, converted, elsewhere, make_splits, sizes
 from splitveil.registry import DATASETS, UserError
 
 
@@ -196,3 +198,40 @@ def test_the_summary_changes_with_a_pixel_a_label_or_the_order():
     )
     assert len({whole.digest(), *(other.digest() for other in others)}) == 4
     assert whole.take(np.arange(20)).digest() == whole.digest()
+
+
+def test_images_of_another_size_are_shrunk_by_area_and_enlarged_bilinearly() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (1500, 1, 8, 8), np.uint8)
+    shrunk = images.reshape(1500, 1, 4, 2, 4, 2).mean((3, 5))
+    np.testing.assert_allclose(converted(images, (1, 4, 4)), shrunk, atol=0.5)
+    large = F.interpolate(torch.from_numpy(images).double(), (12, 12), mode="bilinear").numpy()
+    np.testing.assert_allclose(converted(images, (1, 12, 12)), large, atol=0.51)
+    assert np.array_equal(converted(images, (1, 8, 8)), images)
+
+
+def test_colour_becomes_grey_as_pillow_makes_it_and_grey_becomes_three_alike() -> None:
+    from PIL import Image
+
+    colour = np.random.default_rng(0).integers(0, 256, (1, 3, 8, 8), np.uint8)
+    grey = np.asarray(Image.fromarray(colour[0].transpose(1, 2, 0)).convert("L"))
+    np.testing.assert_allclose(converted(colour, (1, 8, 8))[0, 0].astype(int), grey.astype(int), atol=1)
+    tripled = converted(colour[:, :1], (3, 8, 8))
+    assert np.array_equal(tripled, colour[:, [0, 0, 0]])
+    with pytest.raises(UserError, match="with 3 channels cannot be made into images with 4"):
+        converted(colour, (4, 8, 8))
+
+
+def test_images_from_elsewhere_have_the_runs_shape_and_are_as_many_as_the_attacker_has() -> None:
+    splits = make_splits(Source(numbered(100), numbered(20, first=100)), SplitsConfig(), 0)
+    large = Source(ImageSet(np.full((300, 3, 4, 4), 9, np.uint8), np.arange(300) % 7, tuple("abcdefg")), None)
+    part = elsewhere(large, splits, seed=0)
+    assert len(part) == len(splits.auxiliary) == 45
+    assert part.shape == splits.test.shape
+    assert part.classes == tuple("abcdefg") and np.bincount(part.labels).min() >= 6
+    assert len(elsewhere(Source(numbered(10, first=500), None), splits, seed=0)) == 10
+
+
+def test_a_test_image_among_those_from_elsewhere_is_refused() -> None:
+    splits = make_splits(Source(numbered(100), numbered(20, first=100)), SplitsConfig(), 0)
+    with pytest.raises(UserError, match="3 of these images are test images of the run"):
+        elsewhere(Source(numbered(10, first=117), None), splits, seed=0)

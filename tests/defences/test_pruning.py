@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from splitveil.arguments import parse
+from splitveil.attacking import load_parts
 from splitveil.commands import train_run
 from splitveil.defences import build
 from splitveil.defences.pruning import Pruning, pairs
-from splitveil.evaluate import load_parts
 from splitveil.registry import UserError
 from splitveil.split import SplitModel, cut_stages
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.metrics.judge import Judge, by_identity, identified, reclassified, search
+from splitveil.metrics.judge import Judge, by_identity, search
 from splitveil.registry import UserError
 
 
@@ -33,10 +33,9 @@ def test_clean_images_are_recognised_grey_ones_are_not(
     garments: tuple[DeviceImages, DeviceImages], judges: dict[str, Judge]
 ) -> None:
     x, y = next(garments[1].in_order(300))
-    seen = reclassified(judges["classifier"], x, torch.full_like(x, 0.5), y)
-    assert seen.reference.double().mean() > 0.6
-    assert seen.correct.double().mean() == pytest.approx(0.1, abs=0.03)
-    assert torch.equal(reclassified(judges["classifier"], x, x, y).correct, seen.reference)
+    itself, grey = (judges["classifier"].classify(image) == y for image in (x, torch.full_like(x, 0.5)))
+    assert itself.double().mean() > 0.6
+    assert grey.double().mean() == pytest.approx(0.1, abs=0.03)
 
 
 def test_identity_falls_with_the_quality_of_the_reconstruction(
@@ -44,9 +43,11 @@ def test_identity_falls_with_the_quality_of_the_reconstruction(
 ) -> None:
     x, y = next(garments[1].in_order(300))
     blurred = F.avg_pool2d(x, 3, 1, 1)
-    itself, near, mean = (identified(judges["embedder"], x, guess, y) for guess in (x, blurred, x.mean(0).expand_as(x)))
+    embed = judges["embedder"].embed
+    itself, near, mean = (search(embed(x), embed(guess), y) for guess in (x, blurred, x.mean(0).expand_as(x)))
     assert itself.cosine.min() > 0.999 and itself.same_image.mean() > 0.99
     assert itself.cosine.mean() > near.cosine.mean() > mean.cosine.mean()
+    assert itself.cosine.mean() > itself.others.mean() + 0.5
     assert near.same_image.mean() > 5 * mean.same_image.mean()
     assert itself.same_identity.mean() > 0.5
 
@@ -60,6 +61,8 @@ def test_the_search_is_that_of_a_loop() -> None:
         likeness = [float(queries[i] @ gallery[j]) for j in range(12)]
         assert found.cosine[i].item() == pytest.approx(likeness[i], abs=1e-6)
         assert bool(found.same_image[i]) == (int(np.argmax(likeness)) == i)
+        strangers = [likeness[j] for j in range(12) if identity[j] != identity[i]]
+        assert found.others[i].item() == pytest.approx(np.mean(strangers), abs=1e-6)
         others = [j for j in range(12) if j != i]
         nearest = max(others, key=lambda j: likeness[j])
         if identity[i] == 7:
@@ -77,6 +80,26 @@ def test_the_same_seed_gives_the_same_judge_and_leaves_the_global_random_numbers
     assert torch.equal(one, two)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.testing.assert_close(one.norm(dim=1), torch.ones(20))
+
+
+@pytest.mark.parametrize(("n", "epochs"), [(20, 100), (800, 9), (64 * 60, 5)])
+def test_a_judge_of_few_images_sees_them_more_often(n: int, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("splitveil.metrics.judge.train", lambda net, images, seed, epochs, *rest: seen.append(epochs))
+    part = ImageSet(np.zeros((n, 1, 8, 8), np.uint8), np.arange(n) % 2, ("a", "b"))
+    Judge("classifier", seed=0).fit(DeviceImages(part, torch.device("cpu")))
+    assert seen == [epochs]
+
+
+@pytest.mark.parametrize("head", ["classifier", "embedder"])
+def test_a_restored_judge_is_the_one_that_was_trained(
+    head: str, garments: tuple[DeviceImages, DeviceImages], judges: dict[str, Judge]
+) -> None:
+    x = garments[1].take(slice(0, 50))
+    learned = judges[head].net_.state_dict()
+    again = Judge(head, seed=9, width=8).restore(learned, torch.device("cpu"))
+    assert torch.equal(again.embed(x), judges[head].embed(x))
+    assert torch.equal(again.classify(x), judges[head].classify(x))
 
 
 def test_images_of_one_label_teach_nothing() -> None:

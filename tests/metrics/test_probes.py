@@ -2,7 +2,8 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from splitveil.metrics.probes import PROBES, halves, probe, ridge
+from splitveil.metrics import probes
+from splitveil.metrics.probes import PROBES, chosen, halves, probe, ridge, told
 from splitveil.registry import UserError
 
 
@@ -69,3 +70,26 @@ def test_the_halves_are_disjoint_and_whole() -> None:
 def test_a_single_value_cannot_be_probed() -> None:
     with pytest.raises(UserError, match="30 samples with 1 values"):
         probe("linear", torch.randn(30, 2), torch.zeros(30, dtype=torch.int64), seed=0)
+
+
+def test_all_is_told_of_each_attribute_that_can_be_probed() -> None:
+    f, bit = planted(400, 5, "linear")
+    found = told(f, {"class": bit, "constant": torch.zeros_like(bit)}, seed=0)
+    assert found.keys() == {"class"}
+    by_kind = {kind: probe(kind, f, bit, seed=0) for kind in PROBES}
+    assert found["class"] == {"majority": by_kind["mlp"].majority} | {k: p.accuracy for k, p in by_kind.items()}
+
+
+def test_too_few_images_and_features_that_are_no_numbers_tell_nothing() -> None:
+    f, bit = planted(400, 5, "linear")
+    assert told(f[:19], {"class": bit[:19]}, seed=0) == {}
+    f[3, 2] = torch.nan
+    assert told(f, {"class": bit}, seed=0) == {}
+
+
+def test_many_images_are_probed_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(30, seed=0).tolist() == list(range(30))
+    monkeypatch.setattr(probes, "MOST", 10)
+    some = chosen(30, seed=0).tolist()
+    assert len(set(some)) == 10 and some == sorted(some) and max(some) < 30
+    assert some != chosen(30, seed=1).tolist()

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from splitveil.attacking import read_attack
 from splitveil.config import Config
-from splitveil.evaluate import read_attack, wilson
+from splitveil.evaluate import wilson
 from splitveil.flags import raised
 from splitveil.headline import closest
 from splitveil.registry import UserError
 from splitveil.report import write_report
-from splitveil.report.facts import distinct_labels, read_runs, small, without_paths
+from splitveil.report.facts import distinct_labels, faced, read_runs, small, without_paths
 from splitveil.report.figures import INSIDE, front, inside
 from splitveil.report.pictures import LARGEST, grids, strip
-from splitveil.runs import Run, write_json, write_tensors
+from splitveil.runs import Run, read_json, write_json, write_tensors
 from splitveil.worst_case import worst_case
 
 Maker = Callable[..., Path]
@@ -34,7 +35,7 @@ def images(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def write_attack(folder: Path, name: str, mse: float, shape: tuple[int, ...], test: int) -> dict[str, Any]:
-    """An attack as `evaluate.save_attack` leaves it; returns its part of summary.json."""
+    """An attack as `attacking.save_attack` leaves it; returns its part of summary.json."""
     spread = np.linspace(0.9, 1.1, 40)
     folder.mkdir(parents=True)
     np.savez(folder / "rows.npz", mse=mse * spread, ssim=0.5 * spread, psnr=-10 * np.log10(mse * spread))
@@ -159,6 +160,7 @@ def test_no_path_of_the_machine_gets_into_the_report(make: Maker, tmp_path: Path
 )
 def test_only_the_last_part_of_an_absolute_path_is_shown(path: str) -> None:
     assert without_paths(f'path = "{path}"\nname = "a/b"') == 'path = "…/faces"\nname = "a/b"'
+    assert without_paths(f'auxiliary = "folder:{path}"') == 'auxiliary = "…/faces"'
 
 
 def test_the_tables_say_what_the_summaries_say(make: Maker, tmp_path: Path) -> None:
@@ -416,3 +418,73 @@ def test_the_worst_case_stands_beside_the_strongest_attack_and_what_was_skipped_
     assert worst[1].startswith("0.0080 0.00")
     assert worst[5].startswith("a 100.0 % Who")  # the heading that follows; b is nowhere the lowest
     assert "Skipped: decoder-mask against new (there is no <mask> to know)." in text_of(html)
+
+
+def with_judges(make: Maker, name: str, found: dict[str, dict[str, Any]], **changes: Any) -> Path:
+    """A run whose attacks have what judges and probes found."""
+    folder = make(name, **changes)
+    summary = read_json(folder / "summary.json")
+    for attack, facts in found.items():
+        summary["attacks"][attack] |= facts
+    write_json(folder / "summary.json", summary)
+    return folder
+
+
+def test_what_is_still_recognised_stands_beside_the_errors_and_old_runs_have_a_dash(
+    make: Maker, tmp_path: Path
+) -> None:
+    found = {"mean_image": {"recognised": 0.1}, "ridge": {"recognised": 0.654}}
+    new = with_judges(make, "new", found, recognised_original=0.87)
+    page = Page(html_of([new, make("old"), make("bare", {})], tmp_path))
+    glance = {row[0]: row for row in reversed(page.rows) if len(row) == 11}
+    assert glance["run"][5] == "still recognised, %"
+    assert [glance[name][5] for name in ("new", "old", "bare")] == ["65.4 of 87.0", "–", "–"]
+    assert ["mean_image", "10.0"] in [[row[-10], row[-6]] for row in page.rows if len(row) in (10, 11)]
+    assert "still recognised" not in html_of([make("alone")], tmp_path).lower()
+
+
+def test_a_run_without_a_judge_says_why(make: Maker, tmp_path: Path) -> None:
+    text = text_of(html_of([make("faces", no_judge="no judge of classes: there are none")], tmp_path))
+    assert "faces: no judge of classes: there are none." in text
+
+
+def test_what_probes_told_has_a_panel_with_what_is_sent_and_what_the_strongest_attack_rebuilds(
+    make: Maker, tmp_path: Path
+) -> None:
+    sent, rebuilt = ({"majority": 0.1, "linear": value, "mlp": value + 0.05} for value in (0.8, 0.6))
+    found = {
+        "mean_image": {"probes": {"class": {"majority": 0.1, "linear": 0.1, "mlp": 0.1}}},
+        "ridge": {"probes": {"class": rebuilt}},
+    }
+    new = with_judges(make, "new", found, probes={"class": sent, "identity": sent})
+    html = html_of([make("old"), new], tmp_path)
+    rows = Page(html).rows
+    assert ["new", "what is sent", "class", "10.0", "80.0", "85.0"] in rows
+    assert ["what is sent", "identity", "10.0", "80.0", "85.0"] in rows
+    assert ["what ridge rebuilds", "class", "10.0", "60.0"] in [row[:4] for row in rows]
+    assert "what mean_image rebuilds" not in html
+    assert "What can still be told" not in html_of([make("other")], tmp_path)
+
+
+def test_who_is_on_the_image_is_shown_where_somebody_is(make: Maker, tmp_path: Path) -> None:
+    who = {
+        "identity_cosine": 0.71,
+        "identity_others": 0.05,
+        "same_image": 0.4,
+        "same_identity": 0.3,
+        "same_identity_original": 0.9,
+    }
+    faces = with_judges(make, "faces", {"ridge": who})
+    html = html_of([make("plain"), faces], tmp_path)
+    assert html.count("<h3>Who is on the image</h3>") == 1
+    row = next(row for row in Page(html).rows if row[:2] == ["faces", "ridge"] and "0.71" in row)
+    assert row[2:5] == ["0.71", "0.05", "40.0"]
+    assert row[5].startswith("30.0 of 90.0")
+    assert "Who is on the image" not in html_of([make("other")], tmp_path)
+
+
+def test_an_attack_of_before_its_images_could_be_chosen_is_the_same_attack(make: Maker) -> None:
+    new = with_judges(make, "new", {"ridge": {"options": {"auxiliary": "same distribution"}}})
+    audit = with_judges(make, "audit", {"ridge": {"options": {"auxiliary": "same set"}}})
+    old, same, other = (faced(run) for run in read_runs([make("old"), new, audit]))
+    assert old == same != other

@@ -1,0 +1,133 @@
+"""The standard suite against defended models: which attack is strongest, by how much, and how long each takes.
+
+    python benchmarks/suites.py                                  # four models on the bundled images, two attackers' seeds; a GPU
+    python benchmarks/suites.py --cifar10 DIR --epochs 60        # undefended, noise and CEM on real CIFAR-10
+    python benchmarks/suites.py --only cem --runs runs/suites    # one of them; resumable
+
+Every attack of the suite is fitted twice, from other random numbers (`attempt`), except those that have none. What makes no sense
+for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from splitveil.arguments import parse
+from splitveil.attacking import attack_run
+from splitveil.attacks import label_of
+from splitveil.commands import train_runs
+from splitveil.config import Config
+from splitveil.evaluate import evaluate_run
+from splitveil.results import write_claim
+from splitveil.runs import Run
+from splitveil.suites import suite
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+FASHION = {  # after recipes/cem_small_fashion.toml, which is bottleneck, noise of 0.3 and rate CEM
+    "noise": "--cem.surrogate none",
+    "cem": "",
+    "dropout": "--cem.surrogate none --defences bottleneck,dropout --defences.1.p 0.5",
+    "nopeek": "--cem.surrogate none --defences bottleneck,gaussian,nopeek --defences.1.sigma 0.3",
+}
+CIFAR10 = {  # after recipes/cem_vgg11_cifar10.toml: bottleneck, noise of 0.1 and rate CEM
+    "none": "--cem.surrogate none --defences none",
+    "noise": "--cem.surrogate none",
+    "cem": "",
+}
+WITHOUT_CHANCE = {"mean_image", "class_mean", "nearest", "ridge"}
+AGAIN = "-again"
+
+
+def configs(options: argparse.Namespace) -> dict[str, Config]:
+    recipe, models = "cem_small_fashion.toml", FASHION
+    flags = ["--train.epochs", str(options.epochs)] if options.epochs else []
+    if options.cifar10 is not None:
+        recipe, models = "cem_vgg11_cifar10.toml", CIFAR10
+        flags += ["--data.path", str(options.cifar10), "--train.compile"]
+    chosen = options.only.split(",") if options.only else list(models)
+    return {name: parse([str(RECIPES / recipe), *models[name].split(), *flags, "--name", name]) for name in chosen}
+
+
+def attacked(run: Run, splits: Any, device: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Summaries of the suite, and of the suite with the second attempts."""
+    run = Run.create(run.folder, replace(run.config, attacks=suite("standard")))
+    skipped = attack_run(run, splits, device)
+    first = evaluate_run(run, splits, device)
+    again = tuple(
+        replace(attack, label=label_of(attack) + AGAIN, attempt=1)
+        for attack in run.config.attacks
+        if type(attack).method not in WITHOUT_CHANCE and label_of(attack) not in skipped
+    )
+    kept = tuple(attack for attack in run.config.attacks if label_of(attack) not in skipped)
+    both = Run.create(run.folder, replace(run.config, attacks=(*kept, *again)))
+    attack_run(both, splits, device)
+    second = evaluate_run(both, splits, device)
+    Run.create(run.folder, run.config)  # the folder is that of the suite again
+    evaluate_run(run, splits, device)
+    return first, second
+
+
+def line_of(model: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    attacks = {}
+    for name, found in first["attacks"].items():
+        tries = [found, *([second["attacks"][name + AGAIN]] if name + AGAIN in second["attacks"] else [])]
+        attacks[name] = {
+            "mse": [each["mse"] for each in tries], "ssim": [each["ssim"] for each in tries],
+            "seconds": [each["seconds"] for each in tries], "recognised": found.get("recognised"),
+        }  # fmt: skip
+    return {
+        "model": model, "accuracy": first["accuracy"], "bits": first["bits"], "ceiling_mse": first["ceiling_mse"],
+        "worst_case": first["worst_case"], "worst_case_of_both": second["worst_case"], "skipped": first["skipped"],
+        "attacks": attacks, "flags": sorted({flag["flag"] for flag in first["flags"]}),
+    }  # fmt: skip
+
+
+def markdown(lines: list[dict[str, Any]]) -> str:
+    """MSE x 1000 of both attempts, the strongest attack of each model in bold; seconds of one attempt."""
+    names = list(dict.fromkeys(name for line in lines for name in line["attacks"]))
+    table = ["| attack | " + " | ".join(line["model"] for line in lines) + " | seconds |"]
+    table.append("|---|" + "---|" * (len(lines) + 1))
+    best = {line["model"]: min(min(found["mse"]) for found in line["attacks"].values()) for line in lines}
+    for name in names:
+        cells, seconds = [], []
+        for line in lines:
+            found = line["attacks"].get(name)
+            if found is None:
+                cells.append("skipped")
+                continue
+            text = ", ".join(f"{1e3 * mse:.2f}" for mse in found["mse"])
+            cells.append(f"**{text}**" if min(found["mse"]) == best[line["model"]] else text)
+            seconds += found["seconds"]
+        table.append(f"| {name} | {' | '.join(cells)} | {min(seconds):.0f} to {max(seconds):.0f} |")
+    worst = [f"{1e3 * line['worst_case']['mse']:.2f}" for line in lines]
+    accuracy = [f"{line['accuracy']:.4f}" for line in lines]
+    table += [f"| worst case of each image | {' | '.join(worst)} | |", f"| accuracy | {' | '.join(accuracy)} | |"]
+    return "\n".join(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar10", type=Path, help="where cifar-10-batches-bin/ lies; without it the bundled images")
+    parser.add_argument("--epochs", type=int, help="of the models; the recipe's if not given")
+    parser.add_argument("--only", default="", help="some of the models, with commas")
+    parser.add_argument("--runs", type=Path, default=Path("runs/suites"))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    data = "fashion" if options.cifar10 is None else "cifar10"
+    chosen = configs(options)
+    trained = train_runs({options.runs / data / name: config for name, config in chosen.items()})
+    summaries, lines = [], []
+    for model, (run, splits, device) in zip(chosen, trained):
+        first, second = attacked(run, splits, device)
+        summaries.append(second)
+        lines.append(line_of(model, first, second))
+        print(markdown(lines), flush=True)
+        command = "python benchmarks/suites.py" + ("" if data == "fashion" else " --cifar10 DIR")
+        claim = "the standard suite against models on " + {"fashion": "the bundled images", "cifar10": "CIFAR-10"}[data]
+        out = options.out or Path(f"results/suite_{data}.json")
+        write_claim(out, claim, command, summaries, lines=lines)
+
+
+if __name__ == "__main__":
+    main()
