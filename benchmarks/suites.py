@@ -1,11 +1,11 @@
 """The standard suite against defended models: which attack is strongest, by how much, and how long each takes.
 
     python benchmarks/suites.py                                  # four models on the bundled images, two attackers' seeds; a GPU
-    python benchmarks/suites.py --cifar10 DIR --epochs 60        # undefended, noise and CEM on real CIFAR-10
+    python benchmarks/suites.py --cifar10 DIR --attempts 1       # undefended, noise and CEM on real CIFAR-10
     python benchmarks/suites.py --only cem --runs runs/suites    # one of them; resumable
 
-Every attack of the suite is fitted twice, from other random numbers (`attempt`), except those that have none. What makes no sense
-for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
+With two attempts every attack of the suite is fitted twice, from other random numbers, except those that have none. What makes no
+sense for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
 """
 
 import argparse
@@ -44,16 +44,18 @@ def configs(options: argparse.Namespace) -> dict[str, Config]:
     flags = ["--train.epochs", str(options.epochs)] if options.epochs else []
     if options.cifar10 is not None:
         recipe, models = "cem_vgg11_cifar10.toml", CIFAR10
-        flags += ["--data.path", str(options.cifar10), "--train.compile"]
+        flags += ["--data.path", str(options.cifar10)]
     chosen = options.only.split(",") if options.only else list(models)
     return {name: parse([str(RECIPES / recipe), *models[name].split(), *flags, "--name", name]) for name in chosen}
 
 
-def attacked(run: Run, splits: Any, device: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def attacked(run: Run, splits: Any, device: Any, twice: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Summaries of the suite, and of the suite with the second attempts."""
     run = Run.create(run.folder, replace(run.config, attacks=suite("standard")))
     skipped = attack_run(run, splits, device)
     first = evaluate_run(run, splits, device)
+    if not twice:
+        return first, first
     again = tuple(
         replace(attack, label=label_of(attack) + AGAIN, attempt=1)
         for attack in run.config.attacks
@@ -110,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar10", type=Path, help="where cifar-10-batches-bin/ lies; without it the bundled images")
     parser.add_argument("--epochs", type=int, help="of the models; the recipe's if not given")
+    parser.add_argument("--attempts", type=int, choices=(1, 2), default=2)
     parser.add_argument("--only", default="", help="some of the models, with commas")
     parser.add_argument("--runs", type=Path, default=Path("runs/suites"))
     parser.add_argument("--out", type=Path)
@@ -119,11 +122,13 @@ def main() -> None:
     trained = train_runs({options.runs / data / name: config for name, config in chosen.items()})
     summaries, lines = [], []
     for model, (run, splits, device) in zip(chosen, trained):
-        first, second = attacked(run, splits, device)
+        first, second = attacked(run, splits, device, options.attempts == 2)
         summaries.append(second)
         lines.append(line_of(model, first, second))
         print(markdown(lines), flush=True)
-        command = "python benchmarks/suites.py" + ("" if data == "fashion" else " --cifar10 DIR")
+        command = "python benchmarks/suites.py" + (
+            "" if data == "fashion" else f" --cifar10 DIR --attempts {options.attempts}"
+        )
         claim = "the standard suite against models on " + {"fashion": "the bundled images", "cifar10": "CIFAR-10"}[data]
         out = options.out or Path(f"results/suite_{data}.json")
         write_claim(out, claim, command, summaries, lines=lines)
