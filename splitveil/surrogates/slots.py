@@ -182,12 +182,10 @@ class Slots(Surrogate):
     def shares(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """r [g, n, s], each sample's shares in the slots of its class; y [g, n, h]; the cross attention [g, heads, n, s]."""
         x, slots, dead = self.views(groups)
-        # On a GPU in bfloat16: who belongs where is a soft question, and the products of this chain take half the time.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            slots = self.attention(x, groups.mask, slots, dead)
-            y, seen = self.cross(x, slots, dead)
-            logits = self.slot_power * self.attention.logits(y, slots, dead)
-        return logits.float().softmax(2) * groups.mask.unsqueeze(2), y.float(), seen.float()
+        slots = self.attention(x, groups.mask, slots, dead)
+        y, seen = self.cross(x, slots, dead)
+        logits = self.slot_power * self.attention.logits(y, slots, dead)
+        return logits.softmax(2) * groups.mask.unsqueeze(2), y, seen
 
     def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
