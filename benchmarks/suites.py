@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.arguments import parse
-from splitveil.attacking import attack_run
+from splitveil.attacking import attack_folder, attack_run
 from splitveil.attacks import label_of
 from splitveil.commands import train_runs
 from splitveil.config import Config
@@ -49,9 +49,16 @@ def configs(options: argparse.Namespace) -> dict[str, Config]:
     return {name: parse([str(RECIPES / recipe), *models[name].split(), *flags, "--name", name]) for name in chosen}
 
 
-def attacked(run: Run, splits: Any, device: Any, twice: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Summaries of the suite, and of the suite with the second attempts."""
-    run = Run.create(run.folder, replace(run.config, attacks=suite("standard")))
+def finished(run: Run, attack: Any) -> bool:
+    folder = attack_folder(run, attack)
+    return (folder / "attack.json").exists() or (folder / "skipped.json").exists()
+
+
+def attacked(
+    run: Run, splits: Any, device: Any, chosen: tuple[Any, ...], twice: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Summaries of the chosen attacks, and of them with the second attempts."""
+    run = Run.create(run.folder, replace(run.config, attacks=chosen))
     skipped = attack_run(run, splits, device)
     first = evaluate_run(run, splits, device)
     if not twice:
@@ -96,7 +103,7 @@ def markdown(lines: list[dict[str, Any]]) -> str:
         for line in lines:
             found = line["attacks"].get(name)
             if found is None:
-                cells.append("skipped")
+                cells.append("no use" if name in line["skipped"] else "not run")
                 continue
             text = ", ".join(f"{1e3 * mse:.2f}" for mse in found["mse"])
             cells.append(f"**{text}**" if min(found["mse"]) == best[line["model"]] else text)
@@ -113,16 +120,19 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path, help="where cifar-10-batches-bin/ lies; without it the bundled images")
     parser.add_argument("--epochs", type=int, help="of the models; the recipe's if not given")
     parser.add_argument("--attempts", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--finished", action="store_true", help="run no attack: a table of what there is already")
+    parser.add_argument("--once", default="", help="models of which there is one attempt, with commas")
     parser.add_argument("--only", default="", help="some of the models, with commas")
     parser.add_argument("--runs", type=Path, default=Path("runs/suites"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     data = "fashion" if options.cifar10 is None else "cifar10"
-    chosen = configs(options)
+    chosen, once = configs(options), options.once.split(",")
     trained = train_runs({options.runs / data / name: config for name, config in chosen.items()})
     summaries, lines = [], []
     for model, (run, splits, device) in zip(chosen, trained):
-        first, second = attacked(run, splits, device, options.attempts == 2)
+        attacks = tuple(each for each in suite("standard") if not options.finished or finished(run, each))
+        first, second = attacked(run, splits, device, attacks, options.attempts == 2 and model not in once)
         summaries.append(second)
         lines.append(line_of(model, first, second))
         print(markdown(lines), flush=True)
