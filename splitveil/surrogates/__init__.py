@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError, unknown
 from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.groups import Groups, capacity_for, group, places_for
+from splitveil.surrogates.groups import Groups, Seats, capacity_for, group, places_for, seats
 
 
 class SurrogateOutput(NamedTuple):
@@ -66,11 +66,21 @@ class Surrogate(nn.Module):
             )
         return z
 
+    def room(self, b: int) -> tuple[int, float]:
+        """Samples of a class that a batch of b may hold, and the share of the largest class."""
+        share = self.largest_share or 1 / self.classes
+        return min(b, self.capacity or capacity_for(b, share)), share
+
+    def seated(self, z: Tensor, y: Tensor) -> Seats:
+        """Where the samples sit when each class has its own group; without a bank."""
+        capacity, _ = self.room(len(z))
+        return seats(y, self.classes, capacity, capacity, z.dtype)
+
     def grouped(self, z: Tensor, y: Tensor, remembered: bool = True) -> Groups:
         """The samples of each class side by side, those in the bank with them."""
-        b, share, bank = len(z), self.largest_share or 1 / self.classes, self.bank if remembered else None
-        capacity = min(b, self.capacity or capacity_for(b, share))
-        places = 0 if bank is None else places_for(b, share, capacity, bank.size)
+        capacity, share = self.room(len(z))
+        bank = self.bank if remembered else None
+        places = 0 if bank is None else places_for(len(z), share, capacity, bank.size)
         return group(self.flat(z), y, self.classes, capacity, bank, places)
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:

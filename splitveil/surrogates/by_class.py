@@ -1,6 +1,6 @@
 """Per-class moments of a batch in two matrix products: the statistics that every surrogate starts from."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,18 +12,43 @@ class Moments(NamedTuple):
     variance: Tensor  # [c, d], population (divided by the count); 0 for an empty class
 
 
+class Spread(torch.autograd.Function):
+    """Variance of each class around its mean: z [b, d], member [b, c] and mean [c, d] -> [c, d].
+
+    Its gradient is 2 (z - mean) g / count: what z does to the mean adds nothing, because the deviations of a class sum to 0.
+    Written out, because autograd would keep and make five arrays of the size of z where two are enough.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, member: Tensor, mean: Tensor) -> Tensor:
+        ctx.save_for_backward(z, member, mean)
+        return member.T @ (z - member @ mean).square_() / sizes(member)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        z, member, mean = ctx.saved_tensors
+        return (z - member @ mean).mul_(member @ (2 * gradients[0] / sizes(member))), None, None
+
+
+def members(y: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """[b] numbers below n -> [b, n], 1 in the own column; `one_hot` would need eight bytes for each."""
+    return (y.unsqueeze(1) == torch.arange(n, device=y.device)).to(dtype)
+
+
+def sizes(member: Tensor) -> Tensor:
+    """[b, c] -> [c, 1], the number of samples of each class; 1 for an empty one."""
+    return member.sum(0).clamp_min(1).unsqueeze(1)
+
+
 def class_moments(z: Tensor, y: Tensor, classes: int) -> Moments:
     """Count, mean and variance of each class; two passes, because E[z^2] - E[z]^2 cancels in float32.
 
     `member @ mean` and not `mean[y]`: the gradient of an index adds with several threads in any order, and a run would not resume
     bit for bit.
     """
-    member = torch.nn.functional.one_hot(y, classes).to(z.dtype)  # [b, c]
-    count = member.sum(0)
-    each = count.clamp_min(1).unsqueeze(1)  # [c, 1]
-    mean = member.T @ z / each
-    variance = member.T @ (z - member @ mean).square() / each
-    return Moments(count, mean, variance)
+    member = members(y, classes, z.dtype)
+    mean = member.T @ z / sizes(member)
+    return Moments(member.sum(0), mean, Spread.apply(z, member, mean.detach()))  # type: ignore[arg-type]
 
 
 def order_in_class(member: Tensor) -> Tensor:

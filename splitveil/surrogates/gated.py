@@ -28,7 +28,17 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
-from splitveil.surrogates.groups import by_class, over_groups, placed, share_of_groups, skipped_groups, weighted_moments
+from splitveil.surrogates.groups import (
+    Groups,
+    Seats,
+    by_class,
+    flat_variances,
+    over_groups,
+    placed,
+    share_of_groups,
+    skipped_groups,
+    weighted_moments,
+)  # fmt: skip
 from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -133,9 +143,15 @@ class Gated(Surrogate):
             nn.init.zeros_(self.w)  # starts at equal weights
         self.requires_grad_(self.objective != "stopgrad")
 
-    def penalties(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Hinge on the variance under each of s weights [g, n]: [s, g]; and that variance, [s, g, d], or its trace [s, g, 1]."""
-        variance = weighted_moments(x, torch.stack(weights, 2)).variance.transpose(0, 1)
+    def penalties(self, x: Tensor, seats: Seats | Groups, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Hinge on the variance under each of s weights [g, n]: [s, g]; and that variance, [s, g, d], or its trace [s, g, 1].
+
+        x is the batch [b, d], or its padded groups [g, n, d].
+        """
+        if isinstance(seats, Seats):
+            variance = flat_variances(x, seats, *weights)
+        else:
+            variance = weighted_moments(x, torch.stack(weights, 2)).variance.transpose(0, 1)
         variance = variance.sum(2, keepdim=True) if self.form == "trace" else variance
         return self.hinge(variance).mean(2), variance
 
@@ -148,27 +164,28 @@ class Gated(Surrogate):
         return gate_logits(x, self.V, self.U, self.w)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        groups = self.grouped(z, y)
-        x, mask, total = groups.x, groups.mask, groups.total
-        equal = mask / total.clamp_min(1).unsqueeze(1)
         cooperative = self.objective == "cooperative"
-        if self.space == "raw" and self.bank is None and not cooperative:
-            measured = x
-            a = self.attend(placed(self.logits(self.norm(self.flat(z).detach())), groups), mask, equal)
+        flat = self.space == "raw" and self.bank is None and not cooperative
+        groups = self.seated(z, y) if flat else self.grouped(z, y)
+        mask, total = groups.mask, groups.total
+        equal = mask / total.clamp_min(1).unsqueeze(1)
+        if isinstance(groups, Seats):
+            x = measured = self.flat(z)
+            a = self.attend(placed(self.logits(self.norm(x.detach())), groups), mask, equal)
         else:  # the same on the padded groups, which hold what is remembered, and more rows
-            normalised = self.norm(x)
+            x, normalised = groups.x, self.norm(groups.x)
             measured = normalised if self.space == "normalised" else x
             a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
         weights = a if cooperative else a.detach()
         if measured is x:  # one pass over the samples for both
-            (uniform, found), (_, variance) = self.penalties(x, equal, weights)
+            (uniform, found), (_, variance) = self.penalties(x, groups, equal, weights)
         else:
-            (uniform,), _ = self.penalties(x, equal)
-            (found,), (variance,) = self.penalties(measured, weights)
+            (uniform,), _ = self.penalties(x, groups, equal)
+            (found,), (variance,) = self.penalties(measured, groups, weights)
         penalty = found
         if self.objective == "adversarial":
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
-            (climb,), _ = self.penalties(measured.detach(), a)
+            (climb,), _ = self.penalties(measured.detach(), groups, a)
             penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
         self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
@@ -178,7 +195,7 @@ class Gated(Surrogate):
         reference = over_groups(uniform, groups)
         if self.bank is not None:  # what is remembered is not of this z and y
             alone = self.grouped(z, y, remembered=False)
-            (reference,), _ = self.penalties(alone.x, alone.mask / alone.total.clamp_min(1).unsqueeze(1))
+            (reference,), _ = self.penalties(alone.x, alone, alone.mask / alone.total.clamp_min(1).unsqueeze(1))
             reference = over_groups(reference, alone)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),

@@ -6,25 +6,40 @@ present), n places of a group, s weightings of its samples, d dimensions.
 """
 
 from math import ceil, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.by_class import order_in_class
+from splitveil.surrogates.by_class import members, order_in_class, sizes
 
 EVEN = 8
 """Places come in multiples of it, which matrix products like."""
 
 
-class Groups(NamedTuple):
-    x: Tensor  # [g, n, d], zero where there is no sample
-    mask: Tensor  # [g, n], 1 where there is one
+class Seats(NamedTuple):
+    """Where the samples of a batch sit, without the samples."""
+
+    mask: Tensor  # [g, n], 1 where there is a sample
     label: Tensor  # [g], the class of each group
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]  # [g], samples of the batch
     overflow: Tensor  # [], samples of the batch that found no place
     place: Tensor  # [b], which of the g * n places each sample has; g * n for one that found none
+
+    @property
+    def total(self) -> Tensor:
+        """[g], samples with those of the bank."""
+        return self.mask.sum(1)
+
+
+class Groups(NamedTuple):
+    x: Tensor  # [g, n, d], zero where there is no sample
+    mask: Tensor  # the rest as in Seats
+    label: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    overflow: Tensor
+    place: Tensor
 
     @property
     def of_batch(self) -> Tensor:
@@ -48,40 +63,93 @@ def places_for(batch: int, largest_share: float, capacity: int, bank: int) -> in
     return max(capacity, EVEN * ceil((batch * largest_share + bank) / EVEN))
 
 
-def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None, places: int = 0) -> Groups:
-    """[b, d] -> the samples of each class, at most `capacity`; then the newest that the bank remembers, up to `places` in all."""
-    b, d = z.shape
-    member = torch.nn.functional.one_hot(y, classes)  # [b, c]
-    counts = member.sum(0)  # [c]
+def seats(y: Tensor, classes: int, n: int, capacity: int, dtype: torch.dtype) -> Seats:
+    """[b] labels -> a place for each sample in its class's group of n, the first `capacity` of which are for the batch."""
+    b, device = len(y), y.device
+    member = members(y, classes, torch.float32)  # [b, c]
+    counts = member.sum(0).long()  # [c]
     if classes <= b:
-        g, own, label = classes, y, torch.arange(classes, device=z.device)
+        g, own, label = classes, y, torch.arange(classes, device=device)
         held = counts
     else:  # at most b classes can be there: those that are take the first places
         g, present = b, counts > 0
         rank = torch.where(present, present.cumsum(0) - 1, g)  # [c]
         own = rank[y]
-        label = rank.new_zeros(g + 1).scatter(0, rank, torch.arange(classes, device=z.device))[:g]
-        held = torch.where(torch.arange(g, device=z.device) < present.sum(), counts[label], 0)
-    n, position = max(capacity, places), order_in_class(member)
-    to = torch.where(position < capacity, own * n + position, g * n)
-    x = z.new_zeros(g * n + 1, d).index_put((to,), z)[:-1].view(g, n, d)
+        label = rank.new_zeros(g + 1).scatter(0, rank, torch.arange(classes, device=device))[:g]
+        held = torch.where(torch.arange(g, device=device) < present.sum(), counts[label], 0)
+    position = order_in_class(member)
+    place = torch.where(position < capacity, own * n + position, g * n)
     fits = held.clamp_max(capacity)
-    after = torch.arange(n, device=z.device) - fits.unsqueeze(1)  # [g, n], how far behind the samples of the batch
-    mask, count, overflow = (after < 0).to(z.dtype), fits.to(z.dtype), (held - fits).sum()
+    mask = torch.arange(n, device=device) < fits.unsqueeze(1)
+    return Seats(mask.to(dtype), label, fits.to(dtype), (held - fits).sum(), place)
+
+
+def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None, places: int = 0) -> Groups:
+    """[b, d] -> the samples of each class, at most `capacity`; then the newest that the bank remembers, up to `places` in all."""
+    n = max(capacity, places)
+    mask, label, count, overflow, place = seats(y, classes, n, capacity, z.dtype)
+    g = len(label)
+    x = z.new_zeros(g * n + 1, z.shape[1]).index_put((place,), z)[:-1].view(g, n, -1)
     if bank is None:
-        return Groups(x, mask, label, count, overflow, to)
-    remembered, known = bank.recall(label, torch.where((held > 0).unsqueeze(1), after, -1))
+        return Groups(x, mask, label, count, overflow, place)
+    behind = torch.arange(n, device=z.device) - count.long().unsqueeze(
+        1
+    )  # [g, n], how far behind the samples of the batch
+    remembered, known = bank.recall(label, torch.where((count > 0).unsqueeze(1), behind, -1))
     known = known.to(z.dtype)
     # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
     factor = (1 + known.sum(1) / count.clamp_min(1)).view(-1, 1, 1)
     x = x.detach() + remembered + factor * (x - x.detach())
-    return Groups(x, mask + known, label, count, overflow, to)
+    return Groups(x, mask + known, label, count, overflow, place)
 
 
-def placed(values: Tensor, groups: Groups) -> Tensor:
-    """[b] values of the batch's samples to their places, [g, n]; 0 elsewhere. For groups without a bank."""
-    g, n = groups.mask.shape
-    return values.new_zeros(g * n + 1).index_put((groups.place,), values)[:-1].view(g, n)
+def placed(values: Tensor, seats: Seats) -> Tensor:
+    """[b] values of the batch's samples to their places, [g, n]; 0 elsewhere."""
+    g, n = seats.mask.shape
+    return values.new_zeros(g * n + 1).index_put((seats.place,), values)[:-1].view(g, n)
+
+
+def taken(values: Tensor, seats: Seats) -> Tensor:
+    """[g, n] values at the places to the batch's samples, [b]; 0 for one without a place."""
+    return torch.nn.functional.pad(values.flatten(), (0, 1))[seats.place]
+
+
+class FlatVariance(torch.autograd.Function):
+    """Variances under weights A [b, s g], each column of which sums to 1 or is empty: z [b, d] -> [s g, d].
+
+        v = A^T e^2 - m^2     m = A^T e     e = z - centre, any centre: here one for each sample, [b, d] = member @ middle
+
+    The same as `weighted_moments`, on rows that are not padded, with the gradients 2 A (e - m) g and e^2 g - 2 e m g written out.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weights: Tensor, member: Tensor, middle: Tensor) -> Tensor:
+        e = z - member @ middle
+        mean = weights.T @ e
+        ctx.save_for_backward(z, weights, member, middle, mean)
+        return (weights.T @ e.square_() - mean.square()).clamp_min(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        z, weights, member, middle, mean = ctx.saved_tensors
+        pull, e = 2 * gradients[0], z - member @ middle
+        of_weights = of_z = None
+        if ctx.needs_input_grad[1]:
+            of_weights = e.square() @ gradients[0].T - e @ (pull * mean).T
+        if ctx.needs_input_grad[0]:
+            of_z = e.mul_(weights @ pull).sub_(weights @ (pull * mean))
+        return of_z, of_weights, None, None
+
+
+def flat_variances(z: Tensor, seats: Seats, *weights: Tensor) -> Tensor:
+    """Variance of the batch's samples [b, d] under each of s weights [g, n] that sum to 1 in a group: [s, g, d]."""
+    g, n = seats.mask.shape
+    member = members(seats.place // n, g, z.dtype)  # [b, g], empty for a sample without a place
+    with torch.no_grad():
+        middle = member.T @ z / sizes(member)
+    columns = torch.cat([member * taken(each, seats).unsqueeze(1) for each in weights], 1)  # [b, s g]
+    found: Tensor = FlatVariance.apply(z, columns, member, middle)  # type: ignore[assignment]
+    return found.view(len(weights), g, -1)
 
 
 class Weighted(NamedTuple):
@@ -107,23 +175,23 @@ def weighted_moments(x: Tensor, weight: Tensor) -> Weighted:
     return Weighted(mass, mean + centre, variance)
 
 
-def over_groups(value: Tensor, groups: Groups) -> Tensor:
+def over_groups(value: Tensor, groups: Groups | Seats) -> Tensor:
     """Sum_c beta_c value_c with beta_c = share of the batch; a class of which one sample is known has no spread and drops out."""
     return (value * torch.where(groups.total > 1, groups.count, 0)).sum() / groups.count.sum().clamp_min(1)
 
 
-def skipped_groups(groups: Groups) -> Tensor:
+def skipped_groups(groups: Groups | Seats) -> Tensor:
     """Number of classes present of which a single sample is known."""
     return ((groups.total <= 1) & (groups.count > 0)).sum()
 
 
-def share_of_groups(flag: Tensor, groups: Groups) -> Tensor:
+def share_of_groups(flag: Tensor, groups: Groups | Seats) -> Tensor:
     """Share of the classes present with two samples or more for which the flag is set."""
     usable = (groups.total > 1) & (groups.count > 0)
     return (flag & usable).sum() / usable.sum().clamp_min(1)
 
 
-def by_class(value: Tensor, groups: Groups, classes: int) -> Tensor:
+def by_class(value: Tensor, groups: Groups | Seats, classes: int) -> Tensor:
     """[g] values to their classes, [c]; 0 for a class that is absent."""
     value = torch.where(groups.count > 0, value.detach(), 0)
     return value.new_zeros(classes).index_add(0, groups.label, value)

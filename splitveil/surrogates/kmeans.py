@@ -88,22 +88,38 @@ class Config(HingeConfig):
 def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
     """[b], which of the own class's clusters that are used is the nearest."""
     clusters = weight.shape[1]
-    middle = (weight.unsqueeze(2) * centre).sum(1)  # [c, d]; distances from there do not cancel in float32
+    middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]; distances from there do not cancel in float32
     offset = centre - middle.unsqueeze(1)  # [c, k, d]
     length = offset.square().sum(2).masked_fill(weight == 0, torch.inf)  # [c, k]
-    product = ((z - middle[y]) @ offset.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
+    product = (away(z, middle, y) @ offset.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
     product = product.gather(1, y.view(-1, 1, 1).expand(-1, 1, clusters)).squeeze(1)  # [b, k]
     return (length[y] - 2 * product).argmin(1)
 
 
-def batch_variance(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """n_ck, and w_ck averaged over dimensions: mean squared distance of the batch's samples to the centre they belong to."""
-    with torch.no_grad():
-        slot = y * weight.shape[1] + assign(z, y, weight, centre)  # [b], of c * k
-        hit = torch.nn.functional.one_hot(slot, weight.numel()).to(z.dtype)  # [b, c * k]
-        count = hit.sum(0).view_as(weight)
-    distance = (z - centre.flatten(0, 1)[slot]).square().mean(1)  # [b]
-    return count, (distance @ hit).view_as(count) / count.clamp_min(1)
+class Distance(torch.autograd.Function):
+    """Mean squared distance of each sample to its row of a table, [b, d], [n, d] and [b] -> [b]; the table gets no gradient.
+
+    Written out, because autograd would make four arrays of the size of z where one is enough.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, table: Tensor, row: Tensor) -> Tensor:
+        ctx.save_for_backward(z, table, row)
+        return away(z, table, row).square_().mean(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        z, table, row = ctx.saved_tensors
+        return away(z, table, row).mul_((2 / z.shape[1] * gradients[0]).unsqueeze(1)), None, None
+
+
+def away(z: Tensor, table: Tensor, row: Tensor) -> Tensor:
+    return table[row].neg_().add_(z)
+
+
+def summed(values: Tensor, part: Tensor, parts: int) -> Tensor:
+    """[b] values and the part that each belongs to -> their sum in each part."""
+    return values.new_zeros(parts).index_add(0, part, values)
 
 
 def reference_share(count: Tensor, weight: Tensor, images: Tensor) -> Tensor:
@@ -196,7 +212,16 @@ class KMeans(Surrogate):
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         z = self.flat(z)
-        count, batch = batch_variance(z, y, self.weight, self.centre)
+        with torch.no_grad():
+            samples, mean, spread = class_moments(z, y, self.classes)
+            ready = self.images > 0
+            slot = y * self.weight.shape[1] + assign(z, y, self.weight, self.centre)  # [b], of c * k
+            count = summed(torch.ones_like(z[:, 0]), slot, self.weight.numel())
+            # Before the first refresh the middle of the class; that it moves with z changes no gradient.
+            centres, row = torch.cat([self.centre.flatten(0, 1), mean]), torch.where(ready, slot, len(count) + y)
+        distance: Tensor = Distance.apply(z, centres, row)  # type: ignore[assignment]
+        batch = summed(distance, slot, len(count)) / count.clamp_min(1)
+        batch, count = batch.view_as(self.weight), count.view_as(self.weight)
         v = self.mixed(batch * self.scale, count)  # [c, k]
         pi = self.weight * (count > 0)  # of the clusters that the batch hits
         total = pi.sum(1, keepdim=True)  # [c, 1]
@@ -207,22 +232,21 @@ class KMeans(Surrogate):
         value = ((share if self.chosen["value"] == "normalised" else pi) * self.penalty(v)).sum(1)  # [c]
 
         self.hinge.note(v, pi > 0)
-        samples, _, spread = class_moments(z, y, self.classes)
         known = torch.where(total.squeeze(1) > 0, samples, 0)  # samples of classes that there are statistics of
         beta = known / samples.sum()
         if self.chosen["classes_by"] == "mean":
             beta = (known > 0) / (known > 0).sum().clamp_min(1)
+        whole = summed(distance, y, self.classes) / samples.clamp_min(1) * self.scale
+        loss = torch.where(ready, (beta * value).sum(), over_classes(self.penalty(whole), samples))
         uniform, above = (over_classes(each, samples) for each in self.uniform(spread))
-        ready = self.images > 0
-        loss = torch.where(ready, (beta * value).sum(), uniform)
 
         used = self.weight > 0
         diagnostics = {
-            "variance": torch.where(ready, (share * v.detach()).sum(1) / self.scale, spread.detach().mean(1)),
+            "variance": torch.where(ready, (share * v.detach()).sum(1) / self.scale, spread.mean(1)),
             "above_tau": torch.where(ready, (beta * (share * self.hinge.above(v)).sum(1)).sum(), above),
             "clusters_used": used.sum() / used.any(1).sum().clamp_min(1),
             "clusters_hit": (used & (count > 0)).sum() / used.sum().clamp_min(1),
             "fallback": 1 - ready.to(z.dtype),
             "skipped_classes": torch.where(ready, ((samples > 0) & (known == 0)).sum(), skipped(samples)),
         }
-        return SurrogateOutput(loss, uniform.detach(), diagnostics)
+        return SurrogateOutput(loss, uniform, diagnostics)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.groups import capacity_for, group, weighted_moments
+from splitveil.surrogates.groups import capacity_for, flat_variances, group, seats, weighted_moments
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,3 +95,23 @@ def test_the_newest_that_are_remembered_come_behind_the_batch_as_far_as_there_ar
     assert groups.x.squeeze(2).tolist() == [[10, 11, 4, 3], [20, 0, 0, 0], [0, 0, 0, 0]]  # class 2 is not in the batch
     assert groups.mask.tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert groups.total.tolist() == [4, 1, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(1, 30), classes=st.integers(1, 40), capacity=st.integers(1, 20))
+def test_variances_of_flat_rows_are_those_of_the_padded_groups(seed: int, b: int, classes: int, capacity: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = (5 + torch.randn(b, 3, generator=generator, dtype=torch.float64)).requires_grad_()
+    y = torch.randint(0, classes, (b,), generator=generator)
+    groups, places = group(z, y, classes, capacity), seats(y, classes, capacity, capacity, z.dtype)
+    raw = torch.rand(2, *places.mask.shape, generator=generator, dtype=torch.float64).requires_grad_()
+    weights = raw * places.mask
+    weights = weights / weights.sum(2, keepdim=True).clamp_min(1e-9)
+    flat = flat_variances(z, places, *weights)
+    padded = weighted_moments(groups.x, weights.permute(1, 2, 0)).variance.transpose(0, 1)
+    torch.testing.assert_close(flat, padded)
+    slope = torch.randn(padded.shape, generator=generator, dtype=torch.float64) * (padded.detach() > 1e-9)
+    found, expected = (
+        torch.autograd.grad((each * slope).sum(), (z, raw), retain_graph=True) for each in (flat, padded)
+    )
+    torch.testing.assert_close(found, expected)
