@@ -60,6 +60,8 @@ class CEMConfig:
     """Learning rate of the Adam that trains the surrogate's own parameters, if it has any."""
     pool: int | None = None
     """Average z over a grid of pool x pool before it is measured; default is all of z, which is what leaves the device."""
+    refresh_from: Literal["pass", "training"] = "pass"
+    """Features of a refresh: from a pass over all images, or from the steps of the epoch before, which saves that pass."""
     target_bits: float | None = None
     """Leakage to aim for, in bits an image: strength then rises and falls until the diagonal rate bound is there."""
     target_rate: float = 0.01
@@ -117,6 +119,7 @@ class CEM(nn.Module):
         clip: float | None = None,
         lr: float = 1e-3,
         pool: int | None = None,
+        refresh_from: str = "pass",
         target_bits: float | None = None,
         target_rate: float = 0.01,
         sigma: float | None = None,
@@ -133,7 +136,10 @@ class CEM(nn.Module):
                 raise UserError(f"cem: {name} is {value}, must be above 0")
         if target_bits is not None and not sigma:
             raise UserError("cem: target_bits needs Gaussian noise (the bound is infinite without); add 'gaussian'")
+        if refresh_from not in ("pass", "training"):
+            raise UserError(f"cem: refresh_from is {refresh_from!r}, must be 'pass' or 'training'")
         rescale(lr_rescale, lr)
+        self.refresh_from = refresh_from
         self.surrogate, self.strength, self.lr_rescale = surrogate, strength, lr_rescale
         self.ramp, self.clip, self.pool = ramp, clip, pool
         self.target_bits, self.target_rate, self.sigma = target_bits, target_rate, sigma

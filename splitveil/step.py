@@ -88,8 +88,8 @@ class Means:
 def train_step(
     pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
     noise: torch.Generator, bf16: bool, means: Means,
-) -> None:  # fmt: skip
-    """One step; nothing in it waits for the device."""
+) -> Tensor:  # fmt: skip
+    """One step; nothing in it waits for the device. Returns z."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y))
     batch = Batch(x, z, sent, y)
@@ -109,3 +109,4 @@ def train_step(
         values |= {"cem_loss": cem.last.loss, "cem_loss_uniform": cem.last.loss_uniform}
         values |= {f"cem_{name}": value for name, value in cem.last.diagnostics.items()}
     means.add(values)
+    return z.detach()

@@ -136,13 +136,10 @@ def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, A
     return line
 
 
-def refresh(parts: "Parts", images: DeviceImages, seed: int, epoch: int, bf16: bool) -> None:
+def wants_refresh(cem: CEM | None, epoch: int) -> bool:
     """Surrogates with statistics over the whole training set get them before the epochs they ask for, once CEM acts."""
-    cem = parts.cem
-    if cem is None or not cem.active or not (every := cem.surrogate.refresh_every) or (epoch - cem.warmup) % every:
-        return
-    torch.manual_seed(seed_of(seed, "refresh", epoch))  # the same in every process, and after a resume
-    cem.refresh(features_of(parts.model, images, bf16), images.labels)
+    every = None if cem is None or not cem.active else cem.surrogate.refresh_every
+    return cem is not None and every is not None and (epoch - cem.warmup) % every == 0
 
 
 @contextmanager
@@ -201,10 +198,33 @@ class Training:
             self.feed.compile()
         self.noise, self.means, self.aside = torch.Generator(device), Means(), Aside()
         self.bf16 = self.config.bf16 and device.type == "cuda"
+        self.kept = self.features_kept(leaves.get("kept"))
         self.settings: dict[str, object] = {}
         self.told: set[str] = set()
         self.saved = time.perf_counter()
         self.champion: tuple[dict[str, Tensor], int] | None = None  # the best weights since then, and their epoch
+
+    def features_kept(self, saved: Tensor | None) -> Tensor | None:
+        """[steps, b, *z_shape], where steps leave z for the next refresh; NaN before the first epoch. None if not wanted."""
+        cem = self.parts.cem
+        if cem is None or cem.refresh_from == "pass" or cem.surrogate.refresh_every is None:
+            return None
+        if self.world > 1:
+            raise UserError(
+                "cem.refresh_from is 'training', which needs all features in one process; leave it out here"
+            )
+        shape = (*self.feed.order.shape, *self.parts.model.z_shape)
+        return saved.to(self.device) if saved is not None else torch.full(shape, torch.nan, device=self.device)
+
+    def refresh(self, epoch: int) -> None:
+        torch.manual_seed(seed_of(self.seed, "refresh", epoch))  # the same in every process, and after a resume
+        assert self.parts.cem is not None
+        if self.kept is None or self.kept[0, 0].isnan().all():
+            features, labels = features_of(self.parts.model, self.task, self.bf16), self.task.labels
+        else:
+            self.feed.begin(self.seed, epoch - 1)  # who was where in the epoch before
+            features, labels = self.kept.flatten(0, 1), self.task.labels[self.feed.order.flatten()]
+        self.parts.cem.refresh(features, labels)
 
     def begin(self, epoch: int) -> bool:
         """Bring everything to the start of an epoch; true if the step is no longer the one that was captured."""
@@ -216,7 +236,8 @@ class Training:
         set_lr(self.optimizer, self.lr)
         if cem is not None:
             cem.schedule(epoch, self.lr)
-            refresh(self.parts, self.task, seed, epoch, self.bf16)
+            if wants_refresh(cem, epoch):
+                self.refresh(epoch)
         self.noise.manual_seed(seed_of(seed, "noise", epoch, self.rank))
         torch.manual_seed(seed_of(seed, "layers", epoch, self.rank))  # dropout layers and the like
         self.pipeline.train()
@@ -231,7 +252,9 @@ class Training:
     def step(self) -> None:
         x, y = self.feed.next()
         _, channel, cem = self.parts
-        train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means)
+        z = train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means)
+        if self.kept is not None:
+            self.kept.index_copy_(0, self.feed.step - 1, z.unsqueeze(0))
 
     def end(self, epoch: int) -> str:
         """Measure, warn and save; returns a note for the progress bar."""
@@ -269,7 +292,8 @@ class Training:
         if self.champion is not None:
             self.run.save_weights("best", *self.champion)
         self.run.save_weights("last", weights_of(self.parts), epoch)
-        self.run.save_state(state_of(self.parts, self.optimizer, self.best), epoch)
+        kept = {} if self.kept is None else {"kept": self.kept}
+        self.run.save_state(state_of(self.parts, self.optimizer, self.best) | kept, epoch)
         self.saved, self.champion = time.perf_counter(), None
 
 

@@ -1,6 +1,7 @@
 """Ctrl-C at a chosen step of a training."""
 
 import pytest
+from torch import Tensor
 
 from splitveil import train
 
@@ -9,9 +10,9 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Ctrl-C in the middle of a step, counted over the whole training."""
     steps, original = iter(range(step + 1)), train.train_step
 
-    def stopping(*args: object) -> None:
+    def stopping(*args: object) -> Tensor:
         if next(steps) == step:
             raise KeyboardInterrupt
-        original(*args)  # type: ignore[arg-type]
+        return original(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(train, "train_step", stopping)

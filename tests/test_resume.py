@@ -74,6 +74,7 @@ WITH_STATE = {
     "uniform": "--cem.surrogate.tau-quantile 0.5",
     "gated": "--cem.surrogate.bank 4",
     "rate": "--cem.target-bits 9",
+    "kmeans": "--cem.refresh-from training",
 }
 """Options that give a surrogate more to remember."""
 

@@ -3,6 +3,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from splitveil import train
 from splitveil.alarms import check_health
 from splitveil.arguments import parse
+from splitveil.cem import CEM
 from splitveil.commands import train_run, train_runs
 from splitveil.data.augment import AugmentConfig
 from splitveil.registry import SURROGATES, UserError
@@ -373,6 +375,34 @@ def test_without_a_number_of_epochs_there_is_a_checkpoint_whenever_enough_time_h
     train_run(tmp_path, parse(small))
     assert epochs == saved
     assert best_epoch(tmp_path) == 1  # kept until the next checkpoint
+
+
+def test_a_refresh_takes_the_features_of_the_epoch_before_if_that_is_wanted(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen, steps, given = [], [], []
+    train_step, refresh, features_of = train.train_step, CEM.refresh, train.features_of
+
+    def noting_step(*args: Any) -> torch.Tensor:
+        z = train_step(*args)
+        steps.append((z, args[5]))
+        return z
+
+    def noting_refresh(self: CEM, z: torch.Tensor, y: torch.Tensor) -> None:
+        given.append((z.clone(), y.clone()))
+        refresh(self, z, y)
+
+    monkeypatch.setattr(train, "train_step", noting_step)
+    monkeypatch.setattr(CEM, "refresh", noting_refresh)
+    monkeypatch.setattr(train, "features_of", lambda *args: seen.append(args) or features_of(*args))
+    flags = ["--cem.surrogate", "kmeans", "--cem.warmup", "0", "--cem.refresh-from", "training"]
+    train_run(tmp_path, parse([*small, *flags]))
+    assert len(seen) == 1  # before the first epoch there is nothing else
+    assert len(given) == 3
+    for epoch in (1, 2):
+        before = steps[5 * (epoch - 1) : 5 * epoch]
+        assert torch.equal(given[epoch][0], torch.cat([z for z, _ in before]))
+        assert torch.equal(given[epoch][1], torch.cat([y for _, y in before]))
 
 
 def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp_path: Path):

@@ -16,6 +16,7 @@ from splitveil.capture import Captured, set_lr
 from splitveil.commands import train_run, train_runs
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages, Feed
+from splitveil.measure import features_of
 from splitveil.registry import DEFENCES, SURROGATES
 from splitveil.runs import Run
 
@@ -54,7 +55,9 @@ def after_steps(config: Config, capture: bool, compiled: bool = False) -> dict[s
     pipeline.train()
     if cem is not None:
         cem.schedule(9, 0.01)
-        train.refresh(parts, DeviceImages(task, CUDA), 0, 9, False)
+        if train.wants_refresh(cem, 9):
+            images = DeviceImages(task, CUDA)
+            cem.refresh(features_of(model, images), images.labels)
 
     def body() -> None:
         x, y = feed.next()

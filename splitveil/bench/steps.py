@@ -97,7 +97,7 @@ class Stepping(Training):
         self.bf16 = self.config.bf16 and device.type == "cuda"
         self.pipeline, self.optimizer = assemble(parts, self.config, 1)
         self.feed, self.noise = feed, stream(device, 0, "noise")  # type: ignore[assignment]
-        self.means, self.aside = Means(), Aside()
+        self.means, self.aside, self.kept = Means(), Aside(), None
         set_lr(self.optimizer, LR)
         self.pipeline.train()
         if parts.cem is not None:
