@@ -15,7 +15,7 @@ Row = dict[str, Any]
 Work = Callable[[], Any]
 Advance = Callable[..., None]
 
-ROUNDS = {"cpu": (11, 2, 7), "cuda": (7, 24, 5)}
+ROUNDS = {"cpu": (31, 2, 7), "cuda": (7, 24, 5)}
 """Rounds, steps of a block, and rounds of works that are slow."""
 QUICK = {"cpu": (2, 1, 1), "cuda": (2, 6, 1)}
 """Does it run at all?"""
