@@ -39,9 +39,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, leaves: dict[str, Any]) 
         index, key = name.split(".", 1)
         parameter = parameters[int(index)]
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            value = torch.empty_like(parameter).copy_(
-                value
-            )  # laid out as the parameter is, which fused optimisers insist on
+            # Laid out as the parameter is, which fused optimisers insist on.
+            value = torch.empty_like(parameter).copy_(value)
         state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

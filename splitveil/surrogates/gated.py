@@ -38,7 +38,7 @@ from splitveil.surrogates.groups import (
     share_of_groups,
     skipped_groups,
     weighted_moments,
-)  # fmt: skip
+)
 from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -92,10 +92,9 @@ def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None =
     x = z.new_zeros(g * n + 1, z.shape[1]).index_put((place,), z)[:-1].view(g, n, -1)
     if bank is None:
         return Groups(x, mask, label, count, overflow, place)
-    behind = torch.arange(n, device=z.device) - count.long().unsqueeze(
-        1
-    )  # [g, n], how far behind the samples of the batch
-    remembered, known = bank.recall(label, torch.where((count > 0).unsqueeze(1), behind, -1))
+    held = count.long().unsqueeze(1)
+    behind = torch.arange(n, device=z.device) - held  # [g, n], how far behind the samples of the batch
+    remembered, known = bank.recall(label, torch.where(held > 0, behind, -1))
     known = known.to(z.dtype)
     # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
     factor = (1 + known.sum(1) / count.clamp_min(1)).view(-1, 1, 1)

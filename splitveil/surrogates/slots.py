@@ -204,6 +204,10 @@ class Slots(Surrogate):
         weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.chosen["mass_power"]
         return (weight * penalty).sum(1) / weight.sum(1), gate
 
+    def variance_of(self, groups: Groups, mask: Tensor) -> Tensor:
+        """Of the samples in the mask [g, n] with equal weights: [g, d]."""
+        return weighted_moments(groups.x, mask.unsqueeze(2)).variance.squeeze(1)
+
     def judge(self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor) -> Verdict:
         centres = (self.weight[groups.label] > 0).sum(1)
         early, cooperative = self.calls < self.chosen["shutoff"], self.chosen["gates"] == "cooperative"
@@ -215,7 +219,7 @@ class Slots(Surrogate):
         measured = groups.x if on_z else after
         spread = within_slots(measured, groups.mask, r)
         found, gate = self.of_slots(measured, r, spread)
-        variance = spread.equal if on_z else within_slots(groups.x, groups.mask, r).equal
+        variance = spread.equal if on_z else self.variance_of(groups, groups.mask)
         uniform = self.hinge(variance).mean(1)
         opening = gate.mean((1, 2))
         share = found.detach() / uniform.detach().clamp_min(1e-12)
@@ -233,7 +237,7 @@ class Slots(Surrogate):
             weight = class_gate(groups.count, self.classes)
         reference = over_groups(uniform, groups)
         if self.bank is not None:  # what is remembered is not of this z and y
-            alone = weighted_moments(groups.x.detach(), groups.of_batch.unsqueeze(2)).variance.squeeze(1)
+            alone = self.variance_of(groups, groups.of_batch).detach()
             reference = over_classes(self.hinge(alone).mean(1), groups.count)
         unsure, most = doubt(r, groups.mask), log(max(2, self.slots))
         diagnostics = {
