@@ -307,23 +307,24 @@ def why_not_captured(trainings: Sequence[Training]) -> str | None:
     return f"gradients are averaged over {world} processes" if world > 1 else None
 
 
-LAUNCH = 16
-"""Steps that one launch may replay, over all runs together."""
+LAUNCH, LAUNCH_OF_ALL = 16, 64
+"""Steps of a run, and of all runs together, that one launch may replay."""
 
 
 def steps_of_a_launch(steps: int, runs: int) -> int:
-    """How many steps to capture in one graph: a divisor of the epoch's steps."""
-    return max(many for many in range(1, max(1, LAUNCH // runs) + 1) if steps % many == 0)
+    """How many steps of each run to capture in one graph: a divisor of the epoch's steps."""
+    most = max(1, min(LAUNCH, LAUNCH_OF_ALL // runs))
+    return max(many for many in range(1, most + 1) if steps % many == 0)
 
 
-def step_all(trainings: Sequence[Training]) -> None:
-    """A step of every run; on a GPU side by side, as one of them fills a small part of it."""
+def step_all(trainings: Sequence[Training], many: int) -> None:
+    """`many` steps of every run; on a GPU side by side, as one of them fills a small part of it, and no run waits for another."""
     if len(trainings) == 1:
-        trainings[0].step()
+        repeat(many, trainings[0].step)
         return
     for training in trainings:
         with training.aside.of(training.device):
-            training.step()
+            repeat(many, training.step)
     for training in trainings:
         training.aside.join()
 
@@ -337,7 +338,7 @@ def launch_of(trainings: Sequence[Training], steps: int) -> tuple[Captured, int]
     """What starts the next steps of runs whose epoch has `steps` of them, and how many of them at a time."""
     noises, why_not = [training.noise for training in trainings], why_not_captured(trainings)
     many = 1 if why_not else steps_of_a_launch(steps, len(trainings))
-    body = partial(repeat, many, partial(step_all, trainings))
+    body = partial(step_all, trainings, many)
     return Captured(body, trainings[0].device, noises, why_not, ceil(WARMUP / many)), many
 
 
