@@ -143,7 +143,7 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> dict[str, str]
                     "attack": name, "method": type(config).method, "seed": seed, "options": options_of(config),
                     "weights_sha256": weights, "threat": attack.requires.describe(), "n_images": len(test),
                     "auxiliary_images": len(images) if has else 0, "auxiliary_sha256": images.digest() if has else None,
-                    "losses": attack.losses_, "facts": getattr(attack, "facts_", {}), "seconds": seconds,
+                    "losses": attack.losses_, "held_out": attack.held_out_, "facts": attack.facts_, "seconds": seconds,
                     "probes": probes.told(rebuilt[some.to(device)], hidden, seed), "device": device.type,
                 })  # fmt: skip
         if why is not None:

@@ -22,6 +22,8 @@ In a process group the surrogate sees the features of all processes, so that sta
 whole batch. Nothing here waits for the device.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
@@ -95,6 +97,17 @@ def ramped(epoch: int, warmup: int, ramp: int) -> float:
 def norm(tensor: Tensor) -> Tensor:
     """In float32 at least: the square of a scaled float16 gradient would overflow."""
     return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """How exact products of float32 matrices are inside; "high" is TF32 on a GPU, whose factors have ten bits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class CEM(nn.Module):
@@ -258,10 +271,12 @@ class CEM(nn.Module):
             rank, b = dist.get_rank(), len(own)
             features = torch.cat([others[: rank * b], own, others[(rank + 1) * b :]])
             labels = gather(y)
-        with torch.autocast(z.device.type, enabled=False):
+        exact = not torch.is_autocast_enabled(z.device.type)  # who asked for bfloat16 did not ask for all digits
+        precision = "highest" if exact else self.surrogate.precision
+        with torch.autocast(z.device.type, enabled=False), float32_products(precision):
             output = self.surrogate(self.measured(features), labels)
-        self.surrogate.zero_grad(set_to_none=True)
-        output.loss.backward()
+            self.surrogate.zero_grad(set_to_none=True)
+            output.loss.backward()
         gradient = torch.zeros_like(own) if own.grad is None else own.grad
         if len(features) > len(
             own

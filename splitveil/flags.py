@@ -29,7 +29,8 @@ FLAGS = {
         "run a stronger attack before you claim anything; compare at a lower strength",
     ),
     "attack-not-converged": Flag(
-        "an attack's own loss fell by more than 10 % over the last third of its training",
+        "an attack's error on images that it held out (its loss, if it holds out none) fell by more than 10 % over the last "
+        "third of its training",
         "a longer attack would do better; the error is too high",
         "raise the attack's epochs until the flag is gone",
     ),
@@ -246,8 +247,9 @@ def raised(
     for name, row in attacks.items():
         if not row["mse"] <= 1.01 * ceiling:  # written so that NaN, an attack that diverged, raises it too
             found.append(("beaten-by-mean", f"{name}: MSE {row['mse']:.4f}, the mean image's is {ceiling:.4f}"))
-        if still_falling(row.get("losses", [])):
-            found.append(("attack-not-converged", f"{name}: its loss still falls after {len(row['losses'])} epochs"))
+        errors = row.get("held_out") or row.get("losses", [])
+        if still_falling(errors):
+            found.append(("attack-not-converged", f"{name}: its error still falls after {len(errors)} epochs"))
     strongest = min((row["mse"] for row in attacks.values() if isfinite(row["mse"])), default=ceiling)
     if attacks and strongest > 0.9 * ceiling:
         found.append(

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitveil import capture, step, train
+from splitveil import capture, step, surrogates, train
 from splitveil.arguments import parse
 from splitveil.build import build_parts, build_splits
 from splitveil.capture import Captured, set_lr
+from splitveil.cem import CEM
 from splitveil.commands import train_run, train_runs
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages, Feed
@@ -160,3 +161,26 @@ def test_the_memory_of_a_captured_run_is_given_back(config: Config, tmp_path: Pa
     train_run(tmp_path / "second", config)
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+def test_slots_in_tf32_pull_as_they_do_in_float32() -> None:
+    """A training with bfloat16 has its attention in TF32; `exact` is what a training without has."""
+    pulls, device = [], torch.device("cuda")
+    for bf16 in (False, True):
+        torch.manual_seed(0)
+        surrogate = surrogates.build("slots", dim=512, classes=10, sigma=0.1).to(device)
+        centres = 0.2 * torch.randn(10, 4, 512, device=device)  # four tight modes a class
+        y = torch.arange(400, device=device) % 10
+        z = 3 + centres[y, torch.arange(400, device=device) // 10 % 4] + 0.1 * torch.randn(400, 512, device=device)
+        surrogate.refresh(z, y)
+        cem = CEM(surrogate, warmup=0)
+        cem.schedule(0, 1e-3)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            cem.look(z[:128].requires_grad_(), y[:128])
+        torch.cuda.synchronize()
+        assert cem.skipped == 0
+        assert torch.get_float32_matmul_precision() == "highest"
+        pulls.append(cem.gradient)
+    exact, fast = pulls
+    assert exact.any() and not torch.equal(exact, fast)
+    assert torch.linalg.vector_norm(fast - exact) < 0.02 * torch.linalg.vector_norm(exact)

@@ -39,13 +39,15 @@ class Attack:
     requires: ThreatModel = ThreatModel()
     """What it must be granted; an attack whose options decide that sets it in its constructor."""
     losses_: list[float]
-    """The attacker's own loss over its training, if it trains: evidence of convergence."""
+    """The attacker's own loss over its training, if it trains."""
+    held_out_: list[float]
+    """Its error on images of its own that it did not learn from, over the same training: evidence of convergence."""
     facts_: dict[str, Any]
     """What evaluate's flags want to know of its training."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.losses_ = []
+        self.losses_, self.held_out_ = [], []
         self.facts_ = {}
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 

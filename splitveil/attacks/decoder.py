@@ -18,17 +18,20 @@ What makes it adaptive, all of it off by default (`inverse.py` has the network a
                  z - p for the nearest p, and adds to the mean of the images nearest to p instead of drawing from nothing
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; at the end w / (1 - ema^t), as in Adam
 
+A twentieth of the attacker's images is held out (500 at most): the weights are those of the epoch with the least error there.
+
 No averaging over flipped inputs, which helps classifiers: a flipped z is the z of the flipped image only if the edge is
 equivariant.
 
-Known failure: too few images or epochs for the size of D show as a loss that still falls (`losses_`), or as a test error far
-above it. `proxy` can be worse than a fresh start: the edge was trained to make just those weights useless. `prototypes` of a z
-that has not collapsed cost inputs and give nothing.
+Known failure: too few epochs for the size of D show as an error that still falls (`held_out_`), too few images as one far above
+the training's (`losses_`). `proxy` can be worse than a fresh start: the edge was trained to make just those weights useless.
+`prototypes` of a z that has not collapsed cost inputs and give nothing.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, prod
 from typing import Literal
 
@@ -172,8 +175,8 @@ class Decoder(InverseAttack):
 
     def fit(self, access: Access) -> "Decoder":
         assert access.query is not None and access.auxiliary is not None
-        images = access.auxiliary
-        net = self.start(access).to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net = self.start(access).to(access.auxiliary.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        images, watch = self.watched(access, net, partial(distance, loss=self.loss))
         learner = Learner(net.parameters(), self.lr, self.weight_decay)
         feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
         average = Average(net.net, self.ema) if self.ema else None
@@ -187,7 +190,10 @@ class Decoder(InverseAttack):
             return loss
 
         noise = [access.query.generator]
-        self.losses_ = train_in_epochs(step, feed, [learner], self.epochs, self.seed, noise, self.on_progress)
+        self.losses_ = train_in_epochs(
+            step, feed, [learner], self.epochs, self.seed, noise, self.on_progress, watch.look
+        )
+        self.held_out_ = watch.put()
         if average is not None:
             average.put(self.epochs * feed.steps)
         self.net_ = net.eval()

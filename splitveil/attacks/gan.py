@@ -99,16 +99,15 @@ class Gan(InverseAttack):
 
     def fit(self, access: Access) -> "Gan":
         assert access.query is not None and access.auxiliary is not None
-        images = access.auxiliary
+        device = access.auxiliary.device
         torch.manual_seed(seed_of(self.seed, "gan"))
         nets = nn.ModuleList([self.network(access, self.blocks, self.width), critic(access.x_shape, self.critic_width)])
-        net, judge = nets.to(images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net, judge = nets.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        images, watch = self.watched(access, net, F.mse_loss)
         learner = Learner(net.parameters(), self.lr, beta1=BETA1)
         judge_learner = Learner(judge.parameters(), self.critic_lr, beta1=BETA1)
-        feed, random = (
-            Feed(images, self.batch, AugmentConfig(crop=0, flip=False)),
-            stream(images.device, self.seed, "gan"),
-        )
+        feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
+        random = stream(device, self.seed, "gan")
 
         def judge_step() -> None:
             x = images.take(draw(images.labels, self.batch, random))
@@ -127,6 +126,9 @@ class Gan(InverseAttack):
             return error
 
         learners, noises = [learner, judge_learner], [access.query.generator, random]
-        self.losses_ = train_in_epochs(step, feed, learners, self.epochs, self.seed, noises, self.on_progress)
+        self.losses_ = train_in_epochs(
+            step, feed, learners, self.epochs, self.seed, noises, self.on_progress, watch.look
+        )
+        self.held_out_ = watch.put()
         self.net_ = net.eval()
         return self

@@ -15,20 +15,23 @@ news, to a real one it is, because telling a lost entry from a small one takes a
 Letters: b batch, r releases, d numbers in z, k prototypes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.training import at_least
+from splitveil.attacks.training import Watch, at_least, held_out
+from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
 from splitveil.models.decoder import res_decoder
 from splitveil.threat import Access, Observation, ThreatModel
 
 CHUNK = 500
 """Images rebuilt at a time."""
+HELD_OUT = 20, 500
+"""One of so many images is held out, and at most so many of them."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,17 @@ class InverseAttack(Attack):
         assert access.query is not None
         sent = access.query(x)
         return sent, self._answer(access, sent) if self.logits else None
+
+    def watched(
+        self, access: Access, net: Inverse, error: Callable[[Tensor, Tensor], Tensor]
+    ) -> tuple[DeviceImages, Watch]:
+        """The images to learn from, and the network's error on the few that are held out, each sent once for all epochs."""
+        assert access.auxiliary is not None
+        every, most = HELD_OUT
+        images, out = held_out(access.auxiliary, min(most, len(access.auxiliary) // every))
+        x = out.take(slice(None))
+        asked = self.ask(access, x)
+        return images, Watch(net, lambda: error(net(*asked), x), self.epochs)
 
     @torch.no_grad()
     def _answer(self, access: Access, sent: Tensor) -> Tensor:

@@ -97,10 +97,11 @@ class Refine(Attack):
 
     def fit(self, access: Access) -> "Refine":
         assert access.query is not None and access.auxiliary is not None and access.channel is not None
-        kept, judges = held_out(access.auxiliary)
+        kept, judges = held_out(access.auxiliary, len(access.auxiliary) // 10)
         stages = self.epochs + 1
         self.decoder.on_progress = lambda done, total: self.on_progress(done, stages)
-        self.losses_ = self.decoder.fit(replace(access, auxiliary=kept)).losses_
+        self.decoder.fit(replace(access, auxiliary=kept))
+        self.losses_, self.held_out_ = self.decoder.losses_, self.decoder.held_out_
         self.release_ = Release(access, stream(kept.device, self.seed, "refine"), self.draws)
         self.sigma_ = access.channel.noise_std or 1.0
         x = judges.take(slice(0, self.own))

@@ -122,7 +122,7 @@ class RMLE(Attack):
 
     def fit(self, access: Access) -> "RMLE":
         assert access.query is not None and access.auxiliary is not None
-        kept, judges = held_out(access.auxiliary)
+        kept, judges = held_out(access.auxiliary, len(access.auxiliary) // 10)
         torch.manual_seed(seed_of(self.seed, "rmle"))
         self.gaussian_, self.release_ = gaussian_of(kept), Release(access, stream(kept.device, self.seed, "rmle"))
         self.others_ = [self.gaussian_.mean, *kept.take(slice(self.restarts))][: self.restarts - 1]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, cos, gcd, pi
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.capture import WARMUP, Captured, lr_on, set_lr
 from splitveil.data.loader import DeviceImages, Feed
@@ -52,18 +52,48 @@ def not_negative(attack: str, **values: float | None) -> None:
             raise UserError(f"{attack}: {name} is {value}, must be 0 or more")
 
 
-def tenth(count: int, device: torch.device) -> Tensor:
-    """Which of `count` images are held out, [count] bool; drawn, because every tenth image of a data set may be of one class."""
-    order = torch.randperm(count, generator=stream("cpu", 0, "held out"))
-    return (order < max(1, count // 10)).to(device)
+def some(count: int, of: int, device: torch.device) -> Tensor:
+    """Which `of` out of so many images are held out, [of] bool; drawn, because every tenth image of a set may be of one class."""
+    order = torch.randperm(of, generator=stream("cpu", 0, "held out"))
+    return (order < max(1, count)).to(device)
 
 
-def held_out(images: DeviceImages) -> tuple[DeviceImages, DeviceImages]:
-    """Nine tenths of the images, and the others; where there is only one, it is in both."""
-    parts, out = (copy.copy(images), copy.copy(images)), tenth(len(images), images.device)
+def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImages]:
+    """The images but for `count` of them, and those; where there is only one, it is in both."""
+    parts, out = (copy.copy(images), copy.copy(images)), some(count, len(images), images.device)
     for part, chosen in zip(parts, (~out if len(images) > 1 else out, out)):
         part.images, part.labels = images.images[chosen], images.labels[chosen]
     return parts
+
+
+class Watch:
+    """The error of a network on images that were held out, after every epoch, and its weights when that was least.
+
+    Training error falls for as long as a network of this size can learn its images by heart; this says whether a longer attack
+    would do better. Nothing here waits for the device.
+    """
+
+    def __init__(self, net: nn.Module, error: Callable[[], Tensor], epochs: int) -> None:
+        self.net, self.error = net, error
+        self.live = [value for value in net.state_dict().values() if value.is_floating_point()]
+        self.best = [value.clone() for value in self.live]
+        self.errors = torch.full((epochs,), torch.inf, device=self.live[0].device)
+
+    @torch.no_grad()
+    def look(self, epoch: int) -> None:
+        self.net.eval()
+        error = self.error()
+        self.net.train()
+        better = error < self.errors.amin()
+        self.errors[epoch] = error
+        for best, live in zip(self.best, self.live):
+            best.copy_(torch.where(better, live, best))
+
+    def put(self) -> list[float]:
+        """The best weights into the network; the errors."""
+        for live, best in zip(self.live, self.best):
+            live.copy_(best)
+        return self.errors.tolist()
 
 
 class Learner:
@@ -137,21 +167,24 @@ class Behind:
 def train(
     step: Callable[[], Tensor], counts: Sequence[int], device: torch.device, generators: Iterable[torch.Generator] = (),
     before: Callable[[int], None] = lambda part: None, tell: Callable[[int, int], None] = lambda done, total: None,
-    terms: int = 1,
+    terms: int = 1, after: Callable[[int], None] = lambda part: None,
 ) -> list[list[float]]:  # fmt: skip
-    """Parts of `counts` steps each, `before` which the host may set rates; for each loss of a step its mean over each part."""
+    """Parts of `counts` steps each, `before` which the host may set rates and `after` which it may look; for each loss of a step
+    its mean over each part.
+    """
     parts, together = len(counts), gcd(*counts)
     history, part = torch.zeros(parts, terms, device=device), torch.zeros(1, dtype=torch.int64, device=device)
 
     def body() -> None:
         history.index_add_(0, part, step().detach().reshape(1, terms))
 
-    some, wait = Repeated(body, together, sum(counts) // together, device, generators), Behind(device)
+    steps, wait = Repeated(body, together, sum(counts) // together, device, generators), Behind(device)
     for done, count in enumerate(counts):
         before(done)
         part.fill_(done)
         for _ in range(count // together):
-            some()
+            steps()
+        after(done)
         wait()
         tell(done + 1, parts)
     return [[total / count for total, count in zip(totals, counts)] for totals in history.T.tolist()]
@@ -165,7 +198,7 @@ def points(steps: int) -> list[int]:
 
 def train_in_epochs(
     step: Callable[[], Tensor], feed: Feed, learners: Sequence[Learner], epochs: int, seed: int,
-    generators: Iterable[torch.Generator], tell: Callable[[int, int], None],
+    generators: Iterable[torch.Generator], tell: Callable[[int, int], None], after: Callable[[int], None] = lambda epoch: None,
 ) -> list[float]:  # fmt: skip
     """Steps that each take a batch from the feed, at rates that fall to 1e-5; the mean loss of each epoch."""
 
@@ -174,5 +207,5 @@ def train_in_epochs(
         for learner in learners:
             learner.slow(epoch / epochs)
 
-    (losses,) = train(step, [feed.steps] * epochs, feed.images.device, generators, before, tell)
+    (losses,) = train(step, [feed.steps] * epochs, feed.images.device, generators, before, tell, after=after)
     return losses

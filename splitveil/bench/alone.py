@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from splitveil.bench.steps import configs, features_like, parts_of, task_of
+from splitveil.bench.steps import asked, features_like, parts_of, task_of
 from splitveil.bench.timing import Advance, Row, Setting, Work, in_turns, speedup
 from splitveil.build import Parts
 from splitveil.config import Config
@@ -63,7 +63,7 @@ def at_once_and_looped(config: Config, parts: Parts, z: Tensor, y: Tensor) -> li
 def scene(setting: Setting) -> tuple[dict[str, tuple[Config, Parts]], Tensor, Tensor]:
     """The variants with a surrogate, features of a batch and their labels."""
     task, device = task_of(setting), setting.device
-    made = {name: (config, parts_of(config, task, device)) for name, config in configs(setting.model).items()}
+    made = {name: (config, parts_of(config, task, device)) for name, config in asked(setting).items()}
     made = {name: (config, parts) for name, (config, parts) in made.items() if parts.cem is not None}
     z, _ = features_like(next(iter(made.values()))[1], task, setting.batch, device)
     y = torch.randint(

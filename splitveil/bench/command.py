@@ -9,7 +9,7 @@ import torch
 
 from splitveil.bench.alone import loop_rows, memory_rows
 from splitveil.bench.refresh import refresh_rows, sklearn_rows
-from splitveil.bench.steps import SHAPES, captured_rows, floor_rows, step_rows, together_rows
+from splitveil.bench.steps import SHAPES, captured_rows, configs, floor_rows, step_rows, together_rows
 from splitveil.bench.table import TITLES, WORSE, complaint, got_worse, key, print_tables
 from splitveil.bench.timing import IMAGES, QUICK, QUICK_IMAGES, ROUNDS, Row, Setting
 from splitveil.build import pick_device
@@ -24,6 +24,7 @@ USAGE = f"""usage: splitveil bench [flags]      ratios, each against a baseline 
   --model {"|".join(SHAPES)}      small on the CPU, vgg11 on CUDA
   --batches 128,512        batch sizes
   --classes 10,100         numbers of classes
+  --variants A,B           surrogates, "noise" and "rate full"; all of them if not given
   --compile                steps through torch.compile, on CUDA
   --quick                  two rounds: does it run at all?
   --only A,B               of {", ".join(TITLES)}
@@ -37,7 +38,18 @@ MEASURE = {
 }  # fmt: skip
 NO_BATCH = {"sklearn"}
 CUDA_ONLY = {"captured", "together", "memory"}
-FLAGS = ("--device", "--model", "--batches", "--classes", "--only", "--out", "--against", "--compile", "--quick")
+FLAGS = (
+    "--device",
+    "--model",
+    "--batches",
+    "--classes",
+    "--variants",
+    "--only",
+    "--out",
+    "--against",
+    "--compile",
+    "--quick",
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,14 @@ def kinds(asked: str, device: torch.device) -> list[str]:
     return [what for what in TITLES if what in asked.split(",")]
 
 
+def chosen_of(asked: str, model: str) -> tuple[str, ...]:
+    names = tuple(asked.split(",")) if asked else ()
+    for name in names:
+        if name not in configs(model):
+            raise unknown("variant", name, configs(model))
+    return names
+
+
 def plan_of(arguments: list[str]) -> Plan:
     arguments = list(arguments)
     switches = {flag: flag in arguments for flag in ("--compile", "--quick")}
@@ -87,6 +107,7 @@ def plan_of(arguments: list[str]) -> Plan:
         raise unknown("model to measure", model, SHAPES)
     batches = numbers("--batches", take_flag(arguments, "--batches", "128,512"))
     classes = numbers("--classes", take_flag(arguments, "--classes", "10,100"))
+    variants = chosen_of(take_flag(arguments, "--variants", ""), model)
     only = kinds(take_flag(arguments, "--only", ""), device)
     out = Path(take_flag(arguments, "--out", f"runs/bench_{device.type}.json"))
     against = take_flag(arguments, "--against", "")
@@ -96,7 +117,7 @@ def plan_of(arguments: list[str]) -> Plan:
         raise unknown("flag", arguments[0].partition("=")[0], FLAGS)
     rounds, steps, slow = (QUICK if switches["--quick"] else ROUNDS)[device.type]
     images = QUICK_IMAGES if switches["--quick"] else IMAGES
-    one = Setting(device, model, batches[0], classes[0], switches["--compile"], rounds, steps, slow, images)
+    one = Setting(device, model, batches[0], classes[0], switches["--compile"], rounds, steps, slow, images, variants)
     settings = [
         (what, replace(one, batch=batch, classes=c))
         for c in classes

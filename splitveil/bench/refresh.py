@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitveil.bench.steps import BASE, SHAPES, Block, configs, features_like, random_images, task_of, undefended
+from splitveil.bench.steps import BASE, SHAPES, Block, asked, configs, features_like, random_images, task_of, undefended
 from splitveil.bench.timing import Advance, Row, Setting, Work, compare, in_turns, seconds, speedup
 from splitveil.build import build_parts
 from splitveil.data.loader import DeviceImages
@@ -25,7 +25,7 @@ def refresh_rows(setting: Setting, advance: Advance) -> list[Row]:
 
     Every refresh also needs the features themselves, a pass of the edge over all images: the row `features`.
     """
-    device, chosen, task = setting.device, configs(setting.model), task_of(setting)
+    device, chosen, task = setting.device, asked(setting), task_of(setting)
     base = undefended(setting)
     images = DeviceImages(random_images(setting.images, SHAPES[setting.model], setting.classes), device)
     features, labels = features_like(base.parts, task, setting.images, device)

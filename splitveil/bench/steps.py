@@ -44,6 +44,12 @@ def configs(model: str, compiled: bool = False, capture: bool = True) -> dict[st
     return {name: from_dict(common | table) for name, table in tables.items()}
 
 
+def asked(setting: Setting, capture: bool = True) -> dict[str, Config]:
+    """Those of a setting, the undefended one always."""
+    found = configs(setting.model, setting.compile, capture)
+    return {name: found[name] for name in found if not setting.variants or name in (BASE, *setting.variants)}
+
+
 def random_images(count: int, shape: tuple[int, ...], classes: int) -> ImageSet:
     pixels = np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)
     return ImageSet(pixels, np.arange(count) % classes, tuple(map(str, range(classes))))
@@ -147,7 +153,7 @@ def undefended(setting: Setting) -> Stepping:
 def blocks_of(setting: Setting, capture: bool = True) -> dict[str, Block]:
     """A block of steps of every variant."""
     task, images = task_of(setting), epoch_of(setting)
-    chosen = configs(setting.model, setting.compile, capture)
+    chosen = asked(setting, capture)
     return {name: Block([stepping(setting, config, task, images)], setting.steps) for name, config in chosen.items()}
 
 

@@ -39,6 +39,8 @@ class Setting:
     """Rounds of loops over classes and of refreshes."""
     images: int
     """N, features of a refresh and images of an epoch."""
+    variants: tuple[str, ...] = ()
+    """Which ones, beside the undefended step; all if empty."""
 
     def row(self, what: str, variant: str, baseline: str, numbers: Row) -> Row:
         said = {"what": what, "variant": variant, "batch": self.batch, "classes": self.classes, "baseline": baseline}

@@ -33,6 +33,8 @@ class Surrogate(nn.Module):
     """Factor on its gradient, unless the config says otherwise."""
     refresh_every: int | None = None
     """Epochs between calls of `refresh`; None if the surrogate has no such statistics."""
+    precision: str = "highest"
+    """Of its products of float32 matrices in a training with bfloat16; "high" is TF32 on a GPU."""
     needs_noise: bool = False
     """Means something only under the channel's own Gaussian noise."""
 

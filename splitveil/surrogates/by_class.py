@@ -22,12 +22,13 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, member: Tensor, mean: Tensor) -> Tensor:
         ctx.save_for_backward(z, member, mean)
-        return member.T @ (z - member @ mean).square_() / sizes(member)
+        return member.T @ torch.addmm(z, member, mean, alpha=-1).square_() / sizes(member)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         z, member, mean = ctx.saved_tensors
-        return (z - member @ mean).mul_(member @ (2 * gradients[0] / sizes(member))), None, None
+        deviation = torch.addmm(z, member, mean, alpha=-1)
+        return deviation.mul_(member @ (2 * gradients[0] / sizes(member))), None, None
 
 
 def members(y: Tensor, n: int, dtype: torch.dtype) -> Tensor:

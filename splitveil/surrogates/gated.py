@@ -78,6 +78,32 @@ def gate_logits(x: Tensor, V: Tensor, U: Tensor, w: Tensor) -> Tensor:
     return (torch.tanh(x @ V.T) * torch.sigmoid(x @ U.T)) @ w
 
 
+class Gate(torch.autograd.Function):
+    """gate_logits of LayerNorm(x), [b, d] -> [b]; x gets no gradient.
+
+    LayerNorm(x) = r (x - m) with each sample's own m and r, so W LayerNorm(x) = r (W x - m W 1), and so with the gradient: the
+    normalised samples, as large as z, are never made. Written out, because autograd would keep them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, V: Tensor, U: Tensor, w: Tensor) -> Tensor:
+        variance, middle = torch.var_mean(x, 1, correction=0, keepdim=True)
+        scale = (variance + 1e-5).rsqrt()  # LayerNorm's own
+        tanh, sigmoid = (torch.addmm(x @ W.T, middle, W.sum(1).unsqueeze(0), alpha=-1).mul_(scale) for W in (V, U))
+        ctx.save_for_backward(x, w, tanh.tanh_(), sigmoid.sigmoid_(), middle, scale)  # [b, h]
+        return (tanh * sigmoid) @ w
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:
+        x, w, tanh, sigmoid, middle, scale = ctx.saved_tensors
+        both = tanh * sigmoid
+        of_w, pull = both.T @ gradients[0], torch.outer(gradients[0], w).mul_(scale)
+        of_tanh, of_sigmoid = (sigmoid - tanh * both).mul_(pull), both.mul_(1 - sigmoid).mul_(pull)
+        del both, pull
+        of_V, of_U = ((of.T @ x).sub_(of.T @ middle) for of in (of_tanh, of_sigmoid))
+        return None, of_V, of_U, of_w
+
+
 def attention(logits: Tensor, mask: Tensor) -> Tensor:
     """Softmax over the samples of each group, [g, n]; 0 where there is none."""
     return logits.masked_fill(mask == 0, -1e30).softmax(1) * mask
@@ -143,17 +169,18 @@ class Gated(Surrogate):
             nn.init.zeros_(self.w)  # starts at equal weights
         self.requires_grad_(self.objective != "stopgrad")
 
-    def penalties(self, x: Tensor, seats: Seats | Groups, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Hinge on the variance under each of s weights [g, n]: [s, g]; and that variance, [s, g, d], or its trace [s, g, 1].
+    def variances(self, groups: Groups, *weights: Tensor, of: Tensor | None = None) -> Tensor:
+        """Under each of s weights [g, n]: [s, g, d]; `of` stands in the place of the groups' samples."""
+        x = groups.x if of is None else of
+        return weighted_moments(x, torch.stack(weights, 2)).variance.transpose(0, 1)
 
-        x is the batch [b, d], or its padded groups [g, n, d].
-        """
-        if isinstance(seats, Seats):
-            variance = flat_variances(x, seats, *weights)
-        else:
-            variance = weighted_moments(x, torch.stack(weights, 2)).variance.transpose(0, 1)
-        variance = variance.sum(2, keepdim=True) if self.form == "trace" else variance
-        return self.hinge(variance).mean(2), variance
+    def summed(self, variance: Tensor) -> Tensor:
+        """As the hinge is to see it: [..., d], or its trace [..., 1]."""
+        return variance.sum(-1, keepdim=True) if self.form == "trace" else variance
+
+    def penalty(self, variance: Tensor) -> Tensor:
+        """[..., g, d] -> [..., g]."""
+        return self.hinge(self.summed(variance)).mean(-1)
 
     def attend(self, logits: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
         a = attention(logits, mask)
@@ -170,22 +197,26 @@ class Gated(Surrogate):
         mask, total = groups.mask, groups.total
         equal = mask / total.clamp_min(1).unsqueeze(1)
         if isinstance(groups, Seats):
-            x = measured = self.flat(z)
-            a = self.attend(placed(self.logits(self.norm(x.detach())), groups), mask, equal)
+            x = self.flat(z)
+            logits: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
+            a = self.attend(placed(logits, groups), mask, equal)
+            both, again = flat_variances(x, groups, equal, a)
         else:  # the same on the padded groups, which hold what is remembered, and more rows
             x, normalised = groups.x, self.norm(groups.x)
             measured = normalised if self.space == "normalised" else x
             a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
-        weights = a if cooperative else a.detach()
-        if measured is x:  # one pass over the samples for both
-            (uniform, found), (_, variance) = self.penalties(x, groups, equal, weights)
-        else:
-            (uniform,), _ = self.penalties(x, groups, equal)
-            (found,), (variance,) = self.penalties(measured, groups, weights)
+            weights = a if cooperative else a.detach()
+            if measured is x:  # one pass over the samples for both
+                both = self.variances(groups, equal, weights)
+            else:
+                both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
+            again = self.variances(groups, a, of=measured.detach())[0]
+        uniform, found = self.penalty(both)
+        variance = self.summed(both[1])
         penalty = found
         if self.objective == "adversarial":
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
-            (climb,), _ = self.penalties(measured.detach(), groups, a)
+            climb = self.penalty(again)
             penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
         self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
@@ -195,8 +226,8 @@ class Gated(Surrogate):
         reference = over_groups(uniform, groups)
         if self.bank is not None:  # what is remembered is not of this z and y
             alone = self.grouped(z, y, remembered=False)
-            (reference,), _ = self.penalties(alone.x, alone, alone.mask / alone.total.clamp_min(1).unsqueeze(1))
-            reference = over_groups(reference, alone)
+            variance_alone = self.variances(alone, alone.mask / alone.total.clamp_min(1).unsqueeze(1))
+            reference = over_groups(self.penalty(variance_alone)[0], alone)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
             "above_tau": over_groups(self.hinge.above(variance).to(x.dtype).mean(1), groups),

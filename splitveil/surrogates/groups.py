@@ -114,7 +114,8 @@ def taken(values: Tensor, seats: Seats) -> Tensor:
 
 
 class FlatVariance(torch.autograd.Function):
-    """Variances under weights A [b, s g], each column of which sums to 1 or is empty: z [b, d] -> [s g, d].
+    """Variances of z [b, d] under weights A [b, s g], each column of which sums to 1 or is empty: [s g, d]; and once more those
+    under the last g columns, `moving`, [g, d]. What comes back to the first reaches z alone, what to the second `moving` alone.
 
         v = A^T e^2 - m^2     m = A^T e     e = z - centre, any centre: here one for each sample, [b, d] = member @ middle
 
@@ -122,33 +123,42 @@ class FlatVariance(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, weights: Tensor, member: Tensor, middle: Tensor) -> Tensor:
-        e = z - member @ middle
+    def forward(
+        ctx: Any, z: Tensor, fixed: Tensor, moving: Tensor, member: Tensor, middle: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights = torch.cat([fixed, moving], 1)
+        e = torch.addmm(z, member, middle, alpha=-1)
         mean = weights.T @ e
+        variance = (weights.T @ e.square_()).addcmul_(mean, mean, value=-1).clamp_min_(0)
+        mean.view(-1, *middle.shape).add_(middle)  # no longer about the centres
         ctx.save_for_backward(z, weights, member, middle, mean)
-        return (weights.T @ e.square_() - mean.square()).clamp_min(0)
+        return variance, variance[fixed.shape[1] :].clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
         z, weights, member, middle, mean = ctx.saved_tensors
-        pull, e = 2 * gradients[0], z - member @ middle
-        of_weights = of_z = None
-        if ctx.needs_input_grad[1]:
-            of_weights = e.square() @ gradients[0].T - e @ (pull * mean).T
+        of_z = of_moving = None
+        if ctx.needs_input_grad[2]:
+            pull, e = gradients[1], torch.addmm(z, member, middle, alpha=-1)
+            of_moving = (e @ (pull * (mean[-len(pull) :] - middle)).T).mul_(-2).addmm_(e.square_(), pull.T)
+            del e  # as large as z
         if ctx.needs_input_grad[0]:
-            of_z = e.mul_(weights @ pull).sub_(weights @ (pull * mean))
-        return of_z, of_weights, None, None
+            of_z = (weights @ gradients[0]).mul_(z).addmm_(weights, gradients[0] * mean, alpha=-1).mul_(2)
+        return of_z, None, of_moving, None, None
 
 
-def flat_variances(z: Tensor, seats: Seats, *weights: Tensor) -> Tensor:
-    """Variance of the batch's samples [b, d] under each of s weights [g, n] that sum to 1 in a group: [s, g, d]."""
+def flat_variances(z: Tensor, seats: Seats, fixed: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
+    """Variance of the batch's samples [b, d] under two weights [g, n] that sum to 1 in a group.
+
+    [2, g, d], through which only z gets a gradient; and that under `moving` again, [g, d], through which only `moving` does.
+    """
     g, n = seats.mask.shape
     member = members(seats.place // n, g, z.dtype)  # [b, g], empty for a sample without a place
     with torch.no_grad():
-        middle = member.T @ z / sizes(member)
-    columns = torch.cat([member * taken(each, seats).unsqueeze(1) for each in weights], 1)  # [b, s g]
-    found: Tensor = FlatVariance.apply(z, columns, member, middle)  # type: ignore[assignment]
-    return found.view(len(weights), g, -1)
+        middle = (member.T @ z).div_(sizes(member))
+    columns = [member * taken(each, seats).unsqueeze(1) for each in (fixed, moving)]  # [b, g] each
+    found, again = FlatVariance.apply(z, *columns, member, middle)  # type: ignore[misc]
+    return found.view(2, g, -1), again
 
 
 class Weighted(NamedTuple):

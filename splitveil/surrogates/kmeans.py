@@ -86,35 +86,42 @@ class Config(HingeConfig):
 
 
 def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
-    """[b], which of the own class's clusters that are used is the nearest."""
+    """[b], which of the own class's clusters that are used is the nearest.
+
+    |z - mu_k|^2 is |mu_k - m|^2 - 2 (z - m).mu_k and what is the same for all k: about the class's middle m it does not cancel
+    in float32.
+    """
     clusters = weight.shape[1]
-    middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]; distances from there do not cancel in float32
-    offset = centre - middle.unsqueeze(1)  # [c, k, d]
-    length = offset.square().sum(2).masked_fill(weight == 0, torch.inf)  # [c, k]
-    product = (away(z, middle, y) @ offset.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
+    middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]
+    length = torch.linalg.vector_norm(centre - middle.unsqueeze(1), dim=2).square_()  # [c, k]
+    length = length.masked_fill_(weight == 0, torch.inf)
+    product = (middle[y].neg_().add_(z) @ centre.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
     product = product.gather(1, y.view(-1, 1, 1).expand(-1, 1, clusters)).squeeze(1)  # [b, k]
     return (length[y] - 2 * product).argmin(1)
 
 
 class Distance(torch.autograd.Function):
-    """Mean squared distance of each sample to its row of a table, [b, d], [n, d] and [b] -> [b]; the table gets no gradient.
+    """Mean squared distance of each sample to its goal, [b, d] -> [b]; only z gets a gradient.
 
-    Written out, because autograd would make four arrays of the size of z where one is enough.
+    The goal is row `slot` [b] of `centre` [n, d] if `ready` [], else row y [b] of `mean` [c, d].
+
+    Written out, because autograd would make four arrays of the size of z where two are enough.
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, table: Tensor, row: Tensor) -> Tensor:
-        ctx.save_for_backward(z, table, row)
-        return away(z, table, row).square_().mean(1)
+    def forward(ctx: Any, z: Tensor, centre: Tensor, slot: Tensor, mean: Tensor, y: Tensor, ready: Tensor) -> Tensor:
+        ctx.save_for_backward(z, centre, slot, mean, y, ready)
+        return away(z, centre, slot, mean, y, ready).square_().mean(1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        z, table, row = ctx.saved_tensors
-        return away(z, table, row).mul_((2 / z.shape[1] * gradients[0]).unsqueeze(1)), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        z, *goal = ctx.saved_tensors
+        return away(z, *goal).mul_((2 / z.shape[1] * gradients[0]).unsqueeze(1)), None, None, None, None, None
 
 
-def away(z: Tensor, table: Tensor, row: Tensor) -> Tensor:
-    return table[row].neg_().add_(z)
+def away(z: Tensor, centre: Tensor, slot: Tensor, mean: Tensor, y: Tensor, ready: Tensor) -> Tensor:
+    """z less its goal, [b, d]."""
+    return mean[y].lerp_(centre[slot], ready.to(z.dtype)).neg_().add_(z)
 
 
 def summed(values: Tensor, part: Tensor, parts: int) -> Tensor:
@@ -217,9 +224,8 @@ class KMeans(Surrogate):
             ready = self.images > 0
             slot = y * self.weight.shape[1] + assign(z, y, self.weight, self.centre)  # [b], of c * k
             count = summed(torch.ones_like(z[:, 0]), slot, self.weight.numel())
-            # Before the first refresh the middle of the class; that it moves with z changes no gradient.
-            centres, row = torch.cat([self.centre.flatten(0, 1), mean]), torch.where(ready, slot, len(count) + y)
-        distance: Tensor = Distance.apply(z, centres, row)  # type: ignore[assignment]
+        # Before the first refresh the goal is the middle of the class; that it moves with z changes no gradient.
+        distance: Tensor = Distance.apply(z, self.centre.flatten(0, 1), slot, mean, y, ready)  # type: ignore[assignment]
         batch = summed(distance, slot, len(count)) / count.clamp_min(1)
         batch, count = batch.view_as(self.weight), count.view_as(self.weight)
         v = self.mixed(batch * self.scale, count)  # [c, k]

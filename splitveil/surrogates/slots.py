@@ -112,6 +112,7 @@ class Slots(Surrogate):
 
     warmup = 3
     loss_scale = 0.25
+    precision = "high"
     centre: Tensor
     weight: Tensor
     variance: Tensor

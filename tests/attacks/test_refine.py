@@ -74,7 +74,7 @@ def test_where_steps_only_harm_none_are_taken_and_the_answer_is_the_decoders() -
 
 
 def test_the_gain_of_many_draws_over_one_is_told_of_the_error_on_own_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = held_out(bundled()[0])[1].take(slice(0, 4))
+    own = held_out(bundled()[0], len(bundled()[0]) // 10)[1].take(slice(0, 4))
 
     def refined(self: Refine, release: Release, z: Tensor, steps: int, prior: Tensor | float) -> Tensor:
         """Off by 0.4 with one draw, by 0.2 with more."""
@@ -105,7 +105,7 @@ def test_the_objective_is_the_sum_of_its_three_terms() -> None:
 def test_a_tenth_is_held_out_and_no_image_is_lost(n: int) -> None:
     images = copy.copy(bundled()[0])
     images.images, images.labels = images.images[:n], images.labels[:n]
-    kept, judges = held_out(images)
+    kept, judges = held_out(images, n // 10)
     assert len(judges) == max(1, n // 10)
     assert len(kept) == max(1, n - len(judges))
     assert kept.classes == images.classes

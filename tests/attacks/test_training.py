@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from splitveil.attacks import training
-from splitveil.attacks.training import Learner, Repeated, held_out, points, tenth, train
+from splitveil.attacks.training import Learner, Repeated, Watch, held_out, points, some, train
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.registry import UserError
@@ -104,10 +104,10 @@ def test_the_held_out_tenth_has_every_class_though_the_images_lie_class_by_class
     in_turn = part.take(torch.tensor(part.labels).argsort(stable=True).view(10, -1).T[:50].flatten().numpy())
     images = DeviceImages(in_turn, CPU)
     assert (images.labels == torch.arange(10).repeat(50)).all()  # every tenth is of one class
-    kept, judges = held_out(images)
+    kept, judges = held_out(images, 50)
     assert (len(kept), len(judges)) == (450, 50)
     assert len(judges.labels.unique()) > 5
-    assert torch.equal(tenth(500, CPU), tenth(500, CPU))
+    assert torch.equal(some(50, 500, CPU), some(50, 500, CPU))
 
 
 @pytest.mark.parametrize(
@@ -119,3 +119,23 @@ def test_what_is_out_of_range_is_refused_by_its_name(check: Callable[..., None],
     check(size=1)
     with pytest.raises(UserError, match=f"it: size is {value}, must be"):
         check(size=value)
+
+
+def test_the_weights_of_the_epoch_with_the_least_error_are_put_back() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
+    errors = iter([3.0, 1.0, float("nan"), 2.0])
+    modes = []
+
+    def error() -> torch.Tensor:
+        modes.append(net.training)
+        return torch.tensor(next(errors))
+
+    watch = Watch(net, error, epochs=4)
+    for epoch in range(4):
+        net[0].weight.data.fill_(epoch)
+        net[1].running_mean.fill_(epoch)  # type: ignore[union-attr,operator]
+        watch.look(epoch)
+    found = watch.put()
+    assert found[:2] == [3.0, 1.0] and found[3] == 2.0
+    assert net[0].weight.item() == 1 and net[1].running_mean.item() == 1  # type: ignore[union-attr,operator]
+    assert modes == [False] * 4 and net.training

@@ -170,7 +170,7 @@ def test_the_pull_of_a_trained_adversarial_gate_is_the_derivative_at_its_weights
     a = surrogate.attend(surrogate.logits(surrogate.norm(own)), mask, mask / SAMPLES).detach()
 
     def at_these_weights(x: torch.Tensor) -> torch.Tensor:
-        return surrogate.penalties(x, surrogate.grouped(z, y), a)[0].mean()
+        return surrogate.penalty(surrogate.variances(surrogate.grouped(z, y), a, of=x)).mean()
 
     assert torch.autograd.gradcheck(at_these_weights, own.clone().requires_grad_())
     own.requires_grad_()
@@ -188,7 +188,9 @@ def test_under_stopgrad_z_does_not_feel_the_gate() -> None:
     assert isinstance(surrogate, Gated)
     a = surrogate.attend(surrogate.logits(surrogate.norm(own)), mask, mask / SAMPLES).detach()
     assert a.std() > 0
-    (expected,) = torch.autograd.grad(surrogate.penalties(own, surrogate.grouped(z, y), a)[0].mean(), own)
+    (expected,) = torch.autograd.grad(
+        surrogate.penalty(surrogate.variances(surrogate.grouped(z, y), a, of=own)).mean(), own
+    )
     torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
 
 

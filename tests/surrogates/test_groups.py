@@ -107,11 +107,15 @@ def test_variances_of_flat_rows_are_those_of_the_padded_groups(seed: int, b: int
     raw = torch.rand(2, *places.mask.shape, generator=generator, dtype=torch.float64).requires_grad_()
     weights = raw * places.mask
     weights = weights / weights.sum(2, keepdim=True).clamp_min(1e-9)
-    flat = flat_variances(z, places, *weights)
+    found, again = flat_variances(z, places, *weights)
     padded = weighted_moments(groups.x, weights.permute(1, 2, 0)).variance.transpose(0, 1)
-    torch.testing.assert_close(flat, padded)
+    torch.testing.assert_close(found, padded)
+    torch.testing.assert_close(again, padded[1])
     slope = torch.randn(padded.shape, generator=generator, dtype=torch.float64) * (padded.detach() > 1e-9)
-    found, expected = (
-        torch.autograd.grad((each * slope).sum(), (z, raw), retain_graph=True) for each in (flat, padded)
-    )
-    torch.testing.assert_close(found, expected)
+    of_z, of_raw = torch.autograd.grad((padded * slope).sum(), (z, raw), retain_graph=True)
+    felt = torch.autograd.grad((found * slope).sum(), (z, raw), retain_graph=True, materialize_grads=True)
+    torch.testing.assert_close(felt, (of_z, torch.zeros_like(raw)))  # z alone
+    felt = torch.autograd.grad((again * slope[1]).sum(), (z, raw), materialize_grads=True)
+    torch.testing.assert_close(felt[0], torch.zeros_like(z))
+    torch.testing.assert_close(felt[1][1], of_raw[1])  # the moving weights alone
+    assert not felt[1][0].any()
