@@ -60,8 +60,8 @@ def attacked(
     """Summaries of the chosen attacks, and of them with the second attempts."""
     run = Run.create(run.folder, replace(run.config, attacks=chosen))
     skipped = attack_run(run, splits, device)
-    first = evaluate_run(run, splits, device)
     if not twice:
+        first = evaluate_run(run, splits, device)
         return first, first
     again = tuple(
         replace(attack, label=label_of(attack) + AGAIN, attempt=1)
@@ -73,8 +73,7 @@ def attacked(
     attack_run(both, splits, device)
     second = evaluate_run(both, splits, device)
     Run.create(run.folder, run.config)  # the folder is that of the suite again
-    evaluate_run(run, splits, device)
-    return first, second
+    return evaluate_run(run, splits, device), second
 
 
 def line_of(model: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

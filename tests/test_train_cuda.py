@@ -173,7 +173,7 @@ def test_slots_in_tf32_pull_as_they_do_in_float32() -> None:
         y = torch.arange(400, device=device) % 10
         z = 3 + centres[y, torch.arange(400, device=device) // 10 % 4] + 0.1 * torch.randn(400, 512, device=device)
         surrogate.refresh(z, y)
-        cem = CEM(surrogate, warmup=0)
+        cem = CEM(surrogate, warmup=0).to(device)
         cem.schedule(0, 1e-3)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             cem.look(z[:128].requires_grad_(), y[:128])

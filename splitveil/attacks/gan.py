@@ -4,7 +4,7 @@
     generator G    -E D(G(z')) + weight * E || G(z') - x ||^2           each step behind `critic_steps` steps of the critic
 
     z'    [b, r, *z_shape]   fresh releases of the attacker's own images x [b, c, h, w]; all of `inverse.py`'s inputs can be told
-    G     the network of `decoder`, res N# C#        D  convolutions of stride 2 down to 4 pixels, as in GMI, one number an image
+    G     the network of `decoder`, res N# C#        D  convolutions of stride 2 down to 4 pixels, one number an image
 
 A squared error alone is least for the mean of all images that fit z', which is blurred. The critic moves G towards one that could
 be a photograph: better to look at, worse in squared error unless the weight is large. Weight 1500, Adam betas (0.5, 0.999), lr
@@ -12,7 +12,8 @@ be a photograph: better to look at, worse in squared error unless the weight is 
 
 Deviations: an epoch is a pass of G. Theirs is one of D, 150 of them on 50 000 images with 10 steps of D for each of G: 5850 steps
 of G. On 4500 images the same 150 would be 525, and G far from converged. D makes 5 steps for each of G, as WGAN-GP's own does, on
-batches drawn with replacement. The cosine falls to 1e-5 as in `decoder`; theirs, of 300 epochs, ends half way. `losses_` is the
+batches drawn with replacement, and has no InstanceNorm, whose second derivative was most of an attack's time (the same error
+without, in a small trial). The cosine falls to 1e-5 as in `decoder`; theirs, of 300 epochs, ends half way. `losses_` is the
 squared error of G, because an adversarial loss says nothing about convergence.
 
 Known failure: detail that the critic likes and the image does not have.
@@ -57,14 +58,12 @@ class Config(InverseConfig):
 
 
 def critic(x_shape: tuple[int, ...], width: int) -> nn.Sequential:
-    """[b, *x_shape] -> [b, 1]. Norms are of one image: the penalty is on the gradient of each image's own score."""
+    """[b, *x_shape] -> [b, 1]. Without norms: the penalty is on the gradient of each image's own score."""
     channels, height, side = x_shape
     layers: list[nn.Module] = []
     outputs = width
     while not layers or min(height, side) > 4:
-        layers += [nn.Conv2d(channels, outputs, 5, stride=2, padding=2)]
-        layers += [nn.InstanceNorm2d(outputs, affine=True)] if len(layers) > 1 else []
-        layers += [nn.LeakyReLU(0.2)]
+        layers += [nn.Conv2d(channels, outputs, 5, stride=2, padding=2), nn.LeakyReLU(0.2)]
         channels, outputs, height, side = outputs, min(2 * outputs, 8 * width), -(-height // 2), -(-side // 2)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * side, 1))
 
@@ -79,7 +78,8 @@ def gradient_penalty(net: nn.Module, real: Tensor, fake: Tensor, share: Tensor) 
 
 
 def critic_loss(net: nn.Module, real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
-    return net(fake).mean() - net(real).mean() + PENALTY * gradient_penalty(net, real, fake, share)
+    made, taken = net(torch.cat([fake, real])).chunk(2)
+    return made.mean() - taken.mean() + PENALTY * gradient_penalty(net, real, fake, share)
 
 
 @ATTACKS.register("gan", Config)
@@ -109,16 +109,17 @@ class Gan(InverseAttack):
         feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
         random = stream(device, self.seed, "gan")
 
-        def judge_step() -> None:
-            x = images.take(draw(images.labels, self.batch, random))
-            with torch.no_grad():
+        def judge_steps() -> None:
+            rows = torch.cat([draw(images.labels, self.batch, random) for _ in range(self.critic_steps)])
+            x = images.take(rows)
+            with torch.no_grad():  # the generator stays as it is meanwhile
                 fake = net(*self.ask(access, x))
-            share = torch.rand(len(x), generator=random, device=x.device)
-            judge_learner.step(critic_loss(judge, x, fake, share))
+            share = torch.rand(len(x), generator=random, device=device)
+            for part in zip(*(each.chunk(self.critic_steps) for each in (x, fake, share))):
+                judge_learner.step(critic_loss(judge, *part))
 
         def step() -> Tensor:
-            for _ in range(self.critic_steps):
-                judge_step()
+            judge_steps()
             x, _ = feed.next()
             guess = net(*self.ask(access, x))
             error = F.mse_loss(guess, x)
