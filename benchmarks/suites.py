@@ -1,8 +1,8 @@
 """The standard suite against defended models: which attack is strongest, by how much, and how long each takes.
 
-    python benchmarks/suites.py                                  # four models on the bundled images, two attackers' seeds; a GPU
-    python benchmarks/suites.py --cifar10 DIR --attempts 1       # undefended, noise and CEM on real CIFAR-10
-    python benchmarks/suites.py --only cem --runs runs/suites    # one of them; resumable
+    python benchmarks/suites.py                                              # four models on the bundled images, two attackers' seeds; a GPU
+    python benchmarks/suites.py --cifar10 DIR --attempts 1 --epochs 40       # undefended, noise and CEM on real CIFAR-10
+    python benchmarks/suites.py --only cem --runs runs/suites                # one of them; resumable
 
 With two attempts every attack of the suite is fitted twice, from other random numbers, except those that have none. What makes no
 sense for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
@@ -135,9 +135,9 @@ def main() -> None:
         summaries.append(second)
         lines.append(line_of(model, first, second))
         print(markdown(lines), flush=True)
-        command = "python benchmarks/suites.py" + (
-            "" if data == "fashion" else f" --cifar10 DIR --attempts {options.attempts}"
-        )
+        command = "python benchmarks/suites.py" + ("" if data == "fashion" else " --cifar10 DIR")
+        command += "" if options.attempts == 2 else f" --attempts {options.attempts}"
+        command += f" --epochs {options.epochs}" if options.epochs else ""
         claim = "the standard suite against models on " + {"fashion": "the bundled images", "cifar10": "CIFAR-10"}[data]
         out = options.out or Path(f"results/suite_{data}.json")
         write_claim(out, claim, command, summaries, lines=lines)

@@ -29,8 +29,8 @@ FLAGS = {
         "run a stronger attack before you claim anything; compare at a lower strength",
     ),
     "attack-not-converged": Flag(
-        "an attack's error on images that it held out (its loss, if it holds out none) fell by more than 10 % over the last "
-        "third of its training",
+        "the last third of an attack's training lowered its least error on images that it held out (its loss, if it holds out "
+        "none) by more than 10 %",
         "a longer attack would do better; the error is too high",
         "raise the attack's epochs until the flag is gone",
     ),
@@ -107,15 +107,17 @@ def table() -> str:
     return "\n".join(["| flag | raised if | why | do |", "|---|---|---|---|", *rows])
 
 
-def still_falling(losses: list[float]) -> bool:
-    """Whether the loss fell by more than CONVERGED over the last third of training.
+def still_falling(errors: list[float]) -> bool:
+    """Whether the last third of training lowered the least error so far by more than CONVERGED.
 
-    The learning rate ends at zero, so the very last epochs look flat whatever is left to learn.
+    The least, because an epoch's error goes up and down while the learning rate is high. A third, because the rate ends at zero:
+    the very last epochs look flat whatever is left to learn.
     """
-    if len(losses) < 3:
+    known = [error for error in errors if isfinite(error)]
+    if len(known) < 3:
         return False
-    tail = len(losses) // 3
-    return losses[-1 - tail] > 0 and (losses[-1 - tail] - losses[-1]) / losses[-1 - tail] > CONVERGED
+    before = min(known[: len(known) - len(known) // 3])
+    return before > 0 and (before - min(known)) / before > CONVERGED
 
 
 def last_third(values: Sequence[float]) -> float:

@@ -86,8 +86,9 @@ def test_the_tables_of_defences_are_what_the_results_say(part: str, monkeypatch:
     assert benchmark("tables", monkeypatch).markdown(results["lines"], part) in page
 
 
-def test_the_table_of_the_standard_suite_is_the_one_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = json.loads((ROOT / "results" / "suite_fashion.json").read_text())
+@pytest.mark.parametrize("data", ["fashion", "cifar10"])
+def test_the_table_of_the_standard_suite_is_the_one_of_the_results(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = json.loads((ROOT / "results" / f"suite_{data}.json").read_text())
     page = (ROOT / "docs" / "attacks" / "README.md").read_text()
     assert benchmark("suites", monkeypatch).markdown(results["lines"]) in page
 

@@ -74,6 +74,13 @@ def test_a_loss_that_fell_by_a_tenth_over_the_last_third_still_falls(losses: lis
     assert flagged == (["attack-not-converged"] if falling else [])
 
 
+def test_images_that_were_held_out_say_more_about_convergence_than_the_loss() -> None:
+    by_heart = attack(0.05, [4.0, 2.0, 1.0])
+    assert names(GOOD | {"decoder": by_heart}) == ["attack-not-converged"]
+    assert names(GOOD | {"decoder": by_heart | {"held_out": [4.0, 2.0, 2.0]}}) == []
+    assert names(GOOD | {"decoder": attack(0.05, [2.0, 2.0, 2.0]) | {"held_out": [4.0, 2.0, 1.0]}}) != []
+
+
 def test_a_defence_that_changes_nothing_is_flagged_by_name() -> None:
     found = raised(GOOD, 0.1, {"gaussian": True, "dropout": False}, None, 0)
     assert [flag["flag"] for flag in found] == ["defence-inactive"]
