@@ -1,8 +1,8 @@
 """The standard suite against defended models: which attack is strongest, by how much, and how long each takes.
 
-    python benchmarks/suites.py                                              # four models on the bundled images, two attackers' seeds; a GPU
-    python benchmarks/suites.py --cifar10 DIR --attempts 1 --epochs 40       # undefended, noise and CEM on real CIFAR-10
-    python benchmarks/suites.py --only cem --runs runs/suites                # one of them; resumable
+    python benchmarks/suites.py                                            # four models, two attackers' seeds; for a GPU
+    python benchmarks/suites.py --cifar10 DIR --attempts 1 --epochs 40     # undefended, noise and CEM on real CIFAR-10
+    python benchmarks/suites.py --only cem --runs runs/suites              # one of them; resumable
 
 With two attempts every attack of the suite is fitted twice, from other random numbers, except those that have none. What makes no
 sense for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
