@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
+from splitveil.surrogates.by_class import class_moments, over_classes
 from splitveil.surrogates.groups import (
     Groups,
     Seats,
+    betas,
     by_class,
     flat_variances,
-    over_groups,
     placed,
     share_of_groups,
     skipped_groups,
@@ -223,19 +224,19 @@ class Gated(Surrogate):
         less = found.detach() / uniform.detach().clamp_min(1e-12)
         collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (uniform > 0))
         replaced = (less < 1 - 1e-4) & (self.objective == "adversarial")
-        reference = over_groups(uniform, groups)
+        beta = betas(groups)
+        reference = (beta * uniform).sum()
         if self.bank is not None:  # what is remembered is not of this z and y
-            alone = self.grouped(z, y, remembered=False)
-            variance_alone = self.variances(alone, alone.mask / alone.total.clamp_min(1).unsqueeze(1))
-            reference = over_groups(self.penalty(variance_alone)[0], alone)
+            samples, _, alone = class_moments(self.flat(z).detach(), y, self.classes)
+            reference = over_classes(self.penalty(alone), samples)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
-            "above_tau": over_groups(self.hinge.above(variance).to(x.dtype).mean(1), groups),
-            "attention_entropy": over_groups(relative_entropy(a.detach(), total), groups),
-            "effective_samples": over_groups(ess, groups),
+            "above_tau": (beta * self.hinge.above(variance).to(x.dtype).mean(1)).sum(),
+            "attention_entropy": (beta * relative_entropy(a.detach(), total)).sum(),
+            "effective_samples": (beta * ess).sum(),
             "collapsed": share_of_groups(collapsed, groups),
             "fallback": share_of_groups(replaced, groups),
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput(over_groups(penalty, groups), reference.detach(), diagnostics)
+        return SurrogateOutput((beta * penalty).sum(), reference.detach(), diagnostics)

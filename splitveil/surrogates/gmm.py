@@ -172,12 +172,12 @@ class GMM(Surrogate):
         self.mean.copy_(found.mean)
         self.covariance.copy_(unbiased(found, count))
 
-    def measure(self, x: Tensor, mask: Tensor, label: Tensor) -> Measured:
+    def measure(self, x: Tensor, mask: Tensor, label: Tensor, batch: Tensor) -> Measured:
+        """`batch` [g, d] are the variances of the batch itself, for classes without a mixture."""
         stored = Mixture(self.weight[label], self.mean[label], self.covariance[label])
         known = (stored.weight > 0).any(1)
         r = responsibilities(x, stored, self.sigma)
         now = updated(x, r * mask.unsqueeze(2), stored, self.prior)
-        batch = weighted_moments(x, mask.unsqueeze(2)).variance.squeeze(1)  # [g, d], for classes without a mixture
         nats = torch.where(
             known, mixture_rate(now.weight, now.covariance, self.sigma), diagonal_rate(batch, self.sigma)
         )
@@ -190,12 +190,16 @@ class GMM(Surrogate):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
         mask, count = groups.mask, groups.count
-        nats, variance, entropy, known = self.measure(groups.x, mask, groups.label)
+        samples, _, spread = class_moments(self.flat(z), y, self.classes)
+        if self.bank is None:
+            batch = spread[groups.label]
+        else:  # with what is remembered
+            batch = weighted_moments(groups.x, mask.unsqueeze(2)).variance.squeeze(1)
+        nats, variance, entropy, known = self.measure(groups.x, mask, groups.label, batch)
         usable = known | (mask.sum(1) > 1)
         beta = torch.where(usable, count, 0) / count.sum().clamp_min(1)  # [g]
         there = count > 0
-        samples, _, spread = class_moments(self.flat(z), y, self.classes)
-        uniform = over_classes(diagonal_rate(spread, self.sigma) / self.dim, samples)
+        uniform = over_classes(diagonal_rate(spread.detach(), self.sigma) / self.dim, samples)
         diagnostics = {
             "variance": by_class(variance, groups, self.classes),
             "bits": (beta * nats.detach()).sum() / log(2),
@@ -205,4 +209,4 @@ class GMM(Surrogate):
             "skipped_classes": (there & ~usable).sum(),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput((beta * nats).sum() / self.dim, uniform.detach(), diagnostics)
+        return SurrogateOutput((beta * nats).sum() / self.dim, uniform, diagnostics)

@@ -42,11 +42,6 @@ class Groups(NamedTuple):
     place: Tensor
 
     @property
-    def of_batch(self) -> Tensor:
-        """[g, n], 1 for a sample of the batch."""
-        return (torch.arange(self.mask.shape[1], device=self.mask.device) < self.count.unsqueeze(1)).to(self.mask.dtype)
-
-    @property
     def total(self) -> Tensor:
         """[g], samples with those of the bank."""
         return self.mask.sum(1)
@@ -184,9 +179,9 @@ def weighted_moments(x: Tensor, weight: Tensor) -> Weighted:
     return Weighted(mass, mean + centre, variance)
 
 
-def over_groups(value: Tensor, groups: Groups | Seats) -> Tensor:
-    """Sum_c beta_c value_c with beta_c = share of the batch; a class of which one sample is known has no spread and drops out."""
-    return (value * torch.where(groups.total > 1, groups.count, 0)).sum() / groups.count.sum().clamp_min(1)
+def betas(groups: Groups | Seats) -> Tensor:
+    """[g], each class's share of the batch; 0 for a class of which one sample is known, which has no spread."""
+    return groups.count * (groups.total > 1) / groups.count.sum().clamp_min(1)
 
 
 def skipped_groups(groups: Groups | Seats) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.by_class import class_moments, over_classes, skipped
-from splitveil.surrogates.groups import Groups, by_class, over_groups, skipped_groups, weighted_moments
+from splitveil.surrogates.groups import Groups, betas, by_class, skipped_groups, weighted_moments
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,16 @@ class Rate(Surrogate):
             return self.of_batch(self.flat(z), y)
         groups = self.grouped(z, y)
         per_dimension, variance = self.of_groups(groups)
-        loss = over_groups(per_dimension, groups)
+        beta = betas(groups)
+        loss = (beta * per_dimension).sum()
         uniform = loss
         if self.bank is not None:  # what is remembered is not of this z and y
             with torch.no_grad():
                 alone = self.grouped(z, y, remembered=False)
-                uniform = over_groups(self.of_groups(alone)[0], alone)
+                uniform = (betas(alone) * self.of_groups(alone)[0]).sum()
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
-            "bits": over_groups(diagonal_rate(variance.detach(), self.sigma), groups) / log(2),
+            "bits": (beta * diagonal_rate(variance.detach(), self.sigma)).sum() / log(2),
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }

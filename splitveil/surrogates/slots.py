@@ -35,17 +35,17 @@ from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
-from splitveil.surrogates.by_class import over_classes
+from splitveil.surrogates.by_class import class_moments, over_classes
 from splitveil.surrogates.clustering import Clusters, kmeans
 from splitveil.surrogates.groups import (
     Groups,
+    betas,
     by_class,
-    over_groups,
     share_of_groups,
     skipped_groups,
     weighted_moments,
 )  # fmt: skip
-from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention, projection
+from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention, projection, shares
 from splitveil.surrogates.slot_gates import CLOSED, Gates, class_gate, softplus_margin
 from splitveil.surrogates.slot_spread import Spread, Verdict, alive_slots, doubt, judge, within_slots
 from splitveil.surrogates.threshold import Hinge, HingeConfig
@@ -186,7 +186,7 @@ class Slots(Surrogate):
         slots = self.attention(x, groups.mask, slots, dead)
         y, seen = self.cross(x, slots, dead)
         logits = self.slot_power * self.attention.logits(y, slots, dead)
-        return logits.softmax(2) * groups.mask.unsqueeze(2), y, seen
+        return shares(logits) * groups.mask.unsqueeze(2), y, seen
 
     def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
@@ -205,10 +205,6 @@ class Slots(Surrogate):
         weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.chosen["mass_power"]
         return (weight * penalty).sum(1) / weight.sum(1), gate
 
-    def variance_of(self, groups: Groups, mask: Tensor) -> Tensor:
-        """Of the samples in the mask [g, n] with equal weights: [g, d]."""
-        return weighted_moments(groups.x, mask.unsqueeze(2)).variance.squeeze(1)
-
     def judge(self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor) -> Verdict:
         centres = (self.weight[groups.label] > 0).sum(1)
         early, cooperative = self.calls < self.chosen["shutoff"], self.chosen["gates"] == "cooperative"
@@ -220,7 +216,7 @@ class Slots(Surrogate):
         measured = groups.x if on_z else after
         spread = within_slots(measured, groups.mask, r)
         found, gate = self.of_slots(measured, r, spread)
-        variance = spread.equal if on_z else self.variance_of(groups, groups.mask)
+        variance = spread.equal if on_z else weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1)
         uniform = self.hinge(variance).mean(1)
         opening = gate.mean((1, 2))
         share = found.detach() / uniform.detach().clamp_min(1e-12)
@@ -236,21 +232,22 @@ class Slots(Surrogate):
         weight = torch.ones_like(groups.count)
         if self.chosen["class_gate"]:
             weight = class_gate(groups.count, self.classes)
-        reference = over_groups(uniform, groups)
+        beta = betas(groups)
+        reference = (beta * uniform).sum()
         if self.bank is not None:  # what is remembered is not of this z and y
-            alone = self.variance_of(groups, groups.of_batch).detach()
-            reference = over_classes(self.hinge(alone).mean(1), groups.count)
+            samples, _, alone = class_moments(self.flat(z).detach(), y, self.classes)
+            reference = over_classes(self.hinge(alone).mean(1), samples)
         unsure, most = doubt(r, groups.mask), log(max(2, self.slots))
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
-            "above_tau": over_groups(self.hinge.above(variance).to(z.dtype).mean(1), groups),
-            "attention_entropy": over_groups(unsure / most, groups),
-            "cross_entropy": over_groups(doubt(seen.mean(1), groups.mask) / most, groups),
-            "slots_alive": over_groups(alive.to(z.dtype), groups),
-            "slot_information": over_groups(spread.entropy.detach() - unsure, groups),
-            "gate_mean": over_groups(opening, groups),
-            "gate_closed": over_groups((gate < CLOSED).to(z.dtype).mean((1, 2)), groups),
-            "class_gate": over_groups(weight, groups),
+            "above_tau": (beta * self.hinge.above(variance).to(z.dtype).mean(1)).sum(),
+            "attention_entropy": (beta * unsure).sum() / most,
+            "cross_entropy": (beta * doubt(seen.mean(1), groups.mask)).sum() / most,
+            "slots_alive": (beta * alive.to(z.dtype)).sum(),
+            "slot_information": (beta * (spread.entropy.detach() - unsure)).sum(),
+            "gate_mean": (beta * opening).sum(),
+            "gate_closed": (beta * (gate < CLOSED).to(z.dtype).mean((1, 2))).sum(),
+            "class_gate": (beta * weight).sum(),
             "alpha_attention": torch.tanh(self.cross.alpha_attention.detach()),
             "alpha_ffn": torch.tanh(self.cross.alpha_ffn.detach()),
             "collapsed": share_of_groups(collapsed, groups),
@@ -259,7 +256,7 @@ class Slots(Surrogate):
             "overflow": groups.overflow,
         }
         self.statistics = diagnostics
-        return SurrogateOutput(over_groups(weight * penalty, groups), reference.detach(), diagnostics)
+        return SurrogateOutput((beta * weight * penalty).sum(), reference.detach(), diagnostics)
 
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
         super().after_step(z, y, finite)
