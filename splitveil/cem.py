@@ -23,7 +23,7 @@ whole batch. Nothing here waits for the device.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
@@ -271,9 +271,10 @@ class CEM(nn.Module):
             rank, b = dist.get_rank(), len(own)
             features = torch.cat([others[: rank * b], own, others[(rank + 1) * b :]])
             labels = gather(y)
-        exact = not torch.is_autocast_enabled(z.device.type)  # who asked for bfloat16 did not ask for all digits
-        precision = "highest" if exact else self.surrogate.precision
-        with torch.autocast(z.device.type, enabled=False), float32_products(precision):
+        # Who asked for bfloat16 did not ask for all digits; else whatever the user has set stays as it is.
+        fast = torch.is_autocast_enabled(z.device.type) and self.surrogate.precision != "highest"
+        products = float32_products(self.surrogate.precision) if fast else nullcontext()
+        with torch.autocast(z.device.type, enabled=False), products:
             output = self.surrogate(self.measured(features), labels)
             self.surrogate.zero_grad(set_to_none=True)
             output.loss.backward()

@@ -220,3 +220,12 @@ def test_on_a_gpu_every_kind_is_measured_and_every_step_captured(tmp_path: Path)
     assert all(row["captured"] for row in rows if row["what"] == "step")
     assert {row["variant"] for row in rows if row["what"] == "captured"} == set(configs("small"))
     assert all(row["ratio"] >= 0.5 for row in rows if row["what"] == "memory")  # the gradient of z is in it
+
+
+def test_variants_are_those_asked_for_and_the_baseline() -> None:
+    plan = plan_of(["--device", "cpu", "--only", "step", "--variants", "kmeans,noise"])
+    assert set(steps.asked(plan.settings[0][1])) == {"undefended", "noise", "kmeans"}
+    with pytest.raises(UserError, match="unknown variant 'kmean'; did you mean 'kmeans'"):
+        plan_of(["--device", "cpu", "--variants", "kmean"])
+    with pytest.raises(UserError, match="names no surrogate"):
+        plan_of(["--device", "cpu", "--variants", "noise", "--only", "loop"])

@@ -411,3 +411,10 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
         UserError, match=r"the same epochs and steps, these have \[\(2, 5\), \(3, 5\)\]; train them apart"
     ):
         train_runs(configs)
+
+
+@pytest.mark.parametrize(
+    ("steps", "runs", "many"), [(390, 1, 15), (312, 1, 13), (312, 8, 8), (7, 1, 7), (17, 1, 1), (40, 100, 1)]
+)
+def test_a_launch_replays_a_divisor_of_an_epochs_steps(steps: int, runs: int, many: int) -> None:
+    assert train.steps_of_a_launch(steps, runs) == many

@@ -16,7 +16,7 @@ What makes it adaptive, all of it off by default (`inverse.py` has the network a
     prototypes   k means of z for each class of the attacker's images (k-means, with the labels of those images). Where z has
                  collapsed towards such means, all that is left of x is which mean it is and where z lies about it: D is told
                  z - p for the nearest p, and adds to the mean of the images nearest to p instead of drawing from nothing
-    ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; at the end w / (1 - ema^t), as in Adam
+    ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
 A twentieth of the attacker's images is held out (500 at most): the weights are those of the epoch with the least error there.
 
@@ -29,7 +29,8 @@ the training's (`losses_`). `proxy` can be worse than a fresh start: the edge wa
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
@@ -75,7 +76,7 @@ class Config(InverseConfig):
     prototypes: int = 0
     """Means of z for each class that the network is told, 0 for none."""
     ema: float = 0.0
-    """Share of the running average of the weights that a step keeps, below 1; 0.999 is usual, 0 takes the last weights."""
+    """Share of the running average of the weights that a step keeps, below 1; 0.999 is usual, 0 averages nothing."""
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
@@ -135,10 +136,15 @@ class Average:
     def step(self) -> None:
         torch._foreach_lerp_(self.mean, self.live, 1 - self.keep)
 
-    def put(self, steps: int) -> None:
-        """Into the network, less the share of the zeros that the average began with."""
+    @contextmanager
+    def shown(self, steps: int) -> Iterator[None]:
+        """Inside, the network has the average over so many steps, less the share of the zeros that it began with."""
+        before = [live.clone() for live in self.live]
         for live, mean in zip(self.live, self.mean):
             live.copy_(mean / (1 - self.keep**steps))
+        yield
+        for live, value in zip(self.live, before):
+            live.copy_(value)
 
 
 @ATTACKS.register("decoder", Config)
@@ -174,12 +180,17 @@ class Decoder(InverseAttack):
         return net
 
     def fit(self, access: Access) -> "Decoder":
+        access, out = self.apart(access)
         assert access.query is not None and access.auxiliary is not None
-        net = self.start(access).to(access.auxiliary.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images, watch = self.watched(access, net, partial(distance, loss=self.loss))
+        net = self.start(access).to(out.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        watch = self.watch(access, net, out, partial(distance, loss=self.loss))
         learner = Learner(net.parameters(), self.lr, self.weight_decay)
-        feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
+        feed = Feed(access.auxiliary, self.batch, AugmentConfig(crop=0, flip=False))
         average = Average(net.net, self.ema) if self.ema else None
+
+        def look(epoch: int) -> None:
+            with nullcontext() if average is None else average.shown((epoch + 1) * feed.steps):
+                watch.look(epoch)
 
         def step() -> Tensor:
             x, _ = feed.next()
@@ -190,11 +201,7 @@ class Decoder(InverseAttack):
             return loss
 
         noise = [access.query.generator]
-        self.losses_ = train_in_epochs(
-            step, feed, [learner], self.epochs, self.seed, noise, self.on_progress, watch.look
-        )
+        self.losses_ = train_in_epochs(step, feed, [learner], self.epochs, self.seed, noise, self.on_progress, look)
         self.held_out_ = watch.put()
-        if average is not None:
-            average.put(self.epochs * feed.steps)
         self.net_ = net.eval()
         return self

@@ -12,8 +12,8 @@ be a photograph: better to look at, worse in squared error unless the weight is 
 
 Deviations: an epoch is a pass of G. Theirs is one of D, 150 of them on 50 000 images with 10 steps of D for each of G: 5850 steps
 of G. On 4500 images the same 150 would be 525, and G far from converged. D makes 5 steps for each of G, as WGAN-GP's own does, on
-batches drawn with replacement, and has no InstanceNorm, whose second derivative was most of an attack's time (the same error
-without, in a small trial). The cosine falls to 1e-5 as in `decoder`; theirs, of 300 epochs, ends half way. `losses_` is the
+batches drawn with replacement, and has no InstanceNorm, whose second derivative was a good part of an attack's time (the same
+error without, in a small trial). The cosine falls to 1e-5 as in `decoder`; theirs, of 300 epochs, ends half way. `losses_` is the
 squared error of G, because an adversarial loss says nothing about convergence.
 
 Known failure: detail that the critic likes and the image does not have.
@@ -98,12 +98,13 @@ class Gan(InverseAttack):
         self.weight = weight
 
     def fit(self, access: Access) -> "Gan":
+        access, out = self.apart(access)
         assert access.query is not None and access.auxiliary is not None
-        device = access.auxiliary.device
+        images, device = access.auxiliary, out.device
         torch.manual_seed(seed_of(self.seed, "gan"))
         nets = nn.ModuleList([self.network(access, self.blocks, self.width), critic(access.x_shape, self.critic_width)])
         net, judge = nets.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images, watch = self.watched(access, net, F.mse_loss)
+        watch = self.watch(access, net, out, F.mse_loss)
         learner = Learner(net.parameters(), self.lr, beta1=BETA1)
         judge_learner = Learner(judge.parameters(), self.critic_lr, beta1=BETA1)
         feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))

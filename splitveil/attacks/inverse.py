@@ -16,7 +16,7 @@ Letters: b batch, r releases, d numbers in z, k prototypes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -148,16 +148,20 @@ class InverseAttack(Attack):
         sent = access.query(x)
         return sent, self._answer(access, sent) if self.logits else None
 
-    def watched(
-        self, access: Access, net: Inverse, error: Callable[[Tensor, Tensor], Tensor]
-    ) -> tuple[DeviceImages, Watch]:
-        """The images to learn from, and the network's error on the few that are held out, each sent once for all epochs."""
+    def apart(self, access: Access) -> tuple[Access, DeviceImages]:
+        """Access without the few images that are held out, and these."""
         assert access.auxiliary is not None
         every, most = HELD_OUT
         images, out = held_out(access.auxiliary, min(most, len(access.auxiliary) // every))
+        return replace(access, auxiliary=images), out
+
+    def watch(
+        self, access: Access, net: Inverse, out: DeviceImages, error: Callable[[Tensor, Tensor], Tensor]
+    ) -> Watch:
+        """The network's error on images that are held out, each sent once for all epochs."""
         x = out.take(slice(None))
         asked = self.ask(access, x)
-        return images, Watch(net, lambda: error(net(*asked), x), self.epochs)
+        return Watch(net, lambda: error(net(*asked), x), self.epochs)
 
     @torch.no_grad()
     def _answer(self, access: Access, sent: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     x* = argmin over x in [0, 1] of   r ||R(x) - z'||^2 / (2 sigma^2) + prior ||x - D(z')||^2 / (2 e^2) + tv p TV(x)
 
     x             [b, c, h, w]     started at D(z'); b images side by side, each with a loss of its own; p = c h w
-    D             the network of `decoder`, trained on nine tenths of the attacker's images
+    D             the network of `decoder`, trained on nine tenths of the attacker's images (less what it holds out itself)
     R, r          edge and what stands in for the channel (`inversion`); releases, z' is their mean
     sigma         standard deviation of the Gaussian noise on the way, 1 without
     e^2           D's mean squared error on the other tenth: with prior 1 the sum is the posterior of x ~ N(D(z'), e^2 I)

@@ -29,7 +29,7 @@ from splitveil.rng import stream
 POINTS = 50
 """Means of the loss that a training without epochs gives, at most."""
 LAUNCH = 32
-"""Steps that one launch may replay; an epoch of 4,500 images has 17 batches of 256, and a prime number has no other divisor."""
+"""Steps that one launch may replay: a divisor of an epoch's steps."""
 
 
 def at_least(attack: str, bound: int, **values: int) -> None:
@@ -53,7 +53,7 @@ def not_negative(attack: str, **values: float | None) -> None:
 
 
 def some(count: int, of: int, device: torch.device) -> Tensor:
-    """Which `of` out of so many images are held out, [of] bool; drawn, because every tenth image of a set may be of one class."""
+    """Which `count` of `of` images are held out, one at least: [of] bool; drawn, as every tenth of a set may be of one class."""
     order = torch.randperm(of, generator=stream("cpu", 0, "held out"))
     return (order < max(1, count)).to(device)
 
@@ -84,7 +84,7 @@ class Watch:
         self.net.eval()
         error = self.error()
         self.net.train()
-        better = error < self.errors.amin()
+        better = error < self.errors.nan_to_num(nan=torch.inf).amin()
         self.errors[epoch] = error
         for best, live in zip(self.best, self.live):
             best.copy_(torch.where(better, live, best))

@@ -31,7 +31,7 @@ USAGE = f"""usage: splitveil bench [flags]      ratios, each against a baseline 
   --out FILE               JSON; runs/bench_cpu.json or runs/bench_cuda.json
   --against FILE           an earlier FILE; exit code 3 if a ratio is more than {WORSE - 1:.0%} worse
 
-captured, together and memory need CUDA; sklearn needs scikit-learn."""
+captured, together and memory need CUDA; sklearn needs scikit-learn. --variants does not change together, floor and sklearn."""
 MEASURE = {
     "step": step_rows, "captured": captured_rows, "together": together_rows, "floor": floor_rows,
     "loop": loop_rows, "memory": memory_rows, "refresh": refresh_rows, "sklearn": sklearn_rows,
@@ -39,17 +39,8 @@ MEASURE = {
 NO_BATCH = {"sklearn"}
 CUDA_ONLY = {"captured", "together", "memory"}
 FLAGS = (
-    "--device",
-    "--model",
-    "--batches",
-    "--classes",
-    "--variants",
-    "--only",
-    "--out",
-    "--against",
-    "--compile",
-    "--quick",
-)
+    "--device", "--model", "--batches", "--classes", "--variants", "--only", "--out", "--against", "--compile", "--quick",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,11 +76,15 @@ def kinds(asked: str, device: torch.device) -> list[str]:
     return [what for what in TITLES if what in asked.split(",")]
 
 
-def chosen_of(asked: str, model: str) -> tuple[str, ...]:
-    names = tuple(asked.split(",")) if asked else ()
+def chosen_of(asked: str, model: str, only: list[str]) -> tuple[str, ...]:
+    names, known = tuple(asked.split(",")) if asked else (), configs(model)
     for name in names:
-        if name not in configs(model):
-            raise unknown("variant", name, configs(model))
+        if name not in known:
+            raise unknown("variant", name, known)
+    if names and {"loop", "memory"} & set(only) and all(known[name].cem.surrogate is None for name in names):
+        raise UserError(
+            f"--variants {asked} names no surrogate, which loop and memory need; leave those out with --only"
+        )
     return names
 
 
@@ -107,8 +102,8 @@ def plan_of(arguments: list[str]) -> Plan:
         raise unknown("model to measure", model, SHAPES)
     batches = numbers("--batches", take_flag(arguments, "--batches", "128,512"))
     classes = numbers("--classes", take_flag(arguments, "--classes", "10,100"))
-    variants = chosen_of(take_flag(arguments, "--variants", ""), model)
     only = kinds(take_flag(arguments, "--only", ""), device)
+    variants = chosen_of(take_flag(arguments, "--variants", ""), model, only)
     out = Path(take_flag(arguments, "--out", f"runs/bench_{device.type}.json"))
     against = take_flag(arguments, "--against", "")
     if arguments:

@@ -115,6 +115,8 @@ class FlatVariance(torch.autograd.Function):
         v = A^T e^2 - m^2     m = A^T e     e = z - centre, any centre: here one for each sample, [b, d] = member @ middle
 
     The same as `weighted_moments`, on rows that are not padded, with the gradients 2 A (e - m) g and e^2 g - 2 e m g written out.
+    The first is taken from z and whole means, which saves an array as large as z: its float32 error is 4e-6 for features 100
+    times as far from 0 as they are spread, and grows with that.
     """
 
     @staticmethod

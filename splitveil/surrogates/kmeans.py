@@ -88,8 +88,8 @@ class Config(HingeConfig):
 def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
     """[b], which of the own class's clusters that are used is the nearest.
 
-    |z - mu_k|^2 is |mu_k - m|^2 - 2 (z - m).mu_k and what is the same for all k: about the class's middle m it does not cancel
-    in float32.
+    |z - mu_k|^2 is |mu_k - m|^2 - 2 (z - m).mu_k and what is the same for all k. About the class's middle m little cancels in
+    float32: of features 1,000 times as far from 0 as they are spread, one in 1,000 goes to another cluster about as near.
     """
     clusters = weight.shape[1]
     middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]
@@ -121,7 +121,7 @@ class Distance(torch.autograd.Function):
 
 def away(z: Tensor, centre: Tensor, slot: Tensor, mean: Tensor, y: Tensor, ready: Tensor) -> Tensor:
     """z less its goal, [b, d]."""
-    return mean[y].lerp_(centre[slot], ready.to(z.dtype)).neg_().add_(z)
+    return mean[y].lerp_(centre[slot].to(z.dtype), ready.to(z.dtype)).neg_().add_(z)
 
 
 def summed(values: Tensor, part: Tensor, parts: int) -> Tensor:

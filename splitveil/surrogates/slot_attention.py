@@ -23,6 +23,7 @@ from torch import Tensor, nn
 DEAD = -1e30
 """Logit of a slot that does not exist."""
 LEAST = 30.0
+"""How far below the largest a logit may be."""
 
 
 def projection(dim: int, h: int) -> Tensor:
@@ -42,7 +43,7 @@ def shares(logits: Tensor) -> Tensor:
     Smaller ones, and products with them, would be denormal numbers, on which a CPU is ten times as slow.
     """
     least = logits.detach().amax(2, keepdim=True) - LEAST
-    return torch.where(logits > DEAD, logits.clamp(min=least), DEAD).softmax(2)
+    return torch.where(logits < 1e-6 * DEAD, DEAD, logits.clamp(min=least)).softmax(2)
 
 
 class SlotAttention(nn.Module):

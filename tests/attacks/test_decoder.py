@@ -13,9 +13,10 @@ from splitveil.attacks.decoder import Average, Decoder, distance, find_prototype
 from splitveil.attacks.inverse import join, pool, shows_mask
 from splitveil.attacks.inverse import seen as seen_share
 from splitveil.attacks.mean_image import mean_of
+from splitveil.attacks.training import held_out
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, Feed
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.models.decoder import res_decoder
@@ -332,8 +333,10 @@ def test_averaged_weights_of_a_network_that_stands_still_are_its_weights() -> No
     average = Average(net, 0.9)
     for _ in range(3):
         average.step()
-    average.put(3)
-    torch.testing.assert_close(net.state_dict(), before)
+    net[0].weight.data.zero_()
+    with average.shown(3):
+        torch.testing.assert_close(net.state_dict(), before)
+    assert not net[0].weight.any()  # and then they are the last ones again
 
 
 def test_averaged_weights_are_not_the_last_ones_and_rebuild() -> None:
@@ -361,3 +364,24 @@ def test_the_perceptual_loss_is_least_for_the_image_itself_and_can_be_learnt() -
 def test_impossible_adaptive_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"decoder: {next(iter(options))} is"):
         attacks.build("decoder", **options)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_it_keeps_the_weights_that_do_best_on_images_it_did_not_learn_from(
+    ema: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, learned = crops(0, 200), []
+    take = Feed.next
+
+    def noted(feed: Feed) -> tuple[torch.Tensor, torch.Tensor]:
+        learned.append(feed.images.images)
+        return take(feed)
+
+    monkeypatch.setattr(Feed, "next", noted)
+    attack = small(epochs=4, ema=ema)
+    attacked(attack, nn.Identity(), Channel(), own, crops(1000, 1010))
+    kept, out = held_out(own, 10)
+    assert all(torch.equal(images, kept.images) for images in learned)
+    assert len(attack.held_out_) == len(attack.losses_) == 4
+    x = out.take(slice(None))
+    assert mse(attack.reconstruct(Observation(x.unsqueeze(1))), x).mean().item() == pytest.approx(min(attack.held_out_))

@@ -123,7 +123,7 @@ def test_what_is_out_of_range_is_refused_by_its_name(check: Callable[..., None],
 
 def test_the_weights_of_the_epoch_with_the_least_error_are_put_back() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
-    errors = iter([3.0, 1.0, float("nan"), 2.0])
+    errors = iter([3.0, float("nan"), 1.0, 2.0])
     modes = []
 
     def error() -> torch.Tensor:
@@ -136,6 +136,6 @@ def test_the_weights_of_the_epoch_with_the_least_error_are_put_back() -> None:
         net[1].running_mean.fill_(epoch)  # type: ignore[union-attr,operator]
         watch.look(epoch)
     found = watch.put()
-    assert found[:2] == [3.0, 1.0] and found[3] == 2.0
-    assert net[0].weight.item() == 1 and net[1].running_mean.item() == 1  # type: ignore[union-attr,operator]
+    assert found[0] == 3.0 and found[2:] == [1.0, 2.0]
+    assert net[0].weight.item() == 2 and net[1].running_mean.item() == 2  # type: ignore[union-attr,operator]
     assert modes == [False] * 4 and net.training

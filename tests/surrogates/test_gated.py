@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from splitveil.registry import UserError
 from splitveil.surrogates import Surrogate, build
 from splitveil.surrogates.gated import (
+    Gate,
     Gated,
     attention,
     effective_samples,
@@ -226,3 +227,16 @@ def test_the_hidden_width_follows_the_features(dim: int, width: int) -> None:
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         build("gated", dim=4, classes=2, sigma=0.1, **options)
+
+
+def test_the_gate_is_that_of_normalised_samples_and_so_are_its_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, V, U, w = (torch.randn(*shape, generator=generator).double() for shape in ((7, 5), (3, 5), (3, 5), (3,)))
+    parameters = [each.requires_grad_() for each in (V, U, w)]
+    found, expected = Gate.apply(5 + x, V, U, w), gate_logits(torch.nn.functional.layer_norm(5 + x, (5,)), V, U, w)
+    torch.testing.assert_close(found, expected)
+    slope = torch.randn(7, generator=generator).double()
+    torch.testing.assert_close(
+        torch.autograd.grad((found * slope).sum(), parameters),
+        torch.autograd.grad((expected * slope).sum(), parameters),
+    )

@@ -11,7 +11,7 @@ from splitveil.cem import CEM
 from splitveil.registry import UserError
 from splitveil.surrogates import build
 from splitveil.surrogates.groups import weighted_moments
-from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention
+from splitveil.surrogates.slot_attention import DEAD, GatedCrossAttention, SlotAttention, shares
 from splitveil.surrogates.slot_spread import within_slots
 from splitveil.surrogates.slots import Slots
 
@@ -297,3 +297,12 @@ def test_cross_attention_is_torchs_own_behind_its_gate() -> None:
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         build("slots", dim=4, classes=2, sigma=0.1, **options)
+
+
+def test_shares_are_a_softmax_with_a_floor_and_nothing_for_the_dead() -> None:
+    logits = torch.tensor([[[0.0, -1.0, -200.0, 0.5 * DEAD], [3.0, torch.nan, 1.0, DEAD]]])
+    found = shares(logits)
+    torch.testing.assert_close(found[0, 0, :2], logits[0, 0, :2].softmax(0))
+    assert 0 < found[0, 0, 2] < 1e-12 and found[0, 0, 2] > torch.finfo().tiny
+    assert found[0, 0, 3] == 0
+    assert found[0, 1].isnan().all()  # a step of NaN is skipped, which needs it to be seen
