@@ -309,6 +309,11 @@ def wait_for_an_epoch(process: subprocess.Popen[str], folder: Path, before: int 
         time.sleep(0.002)
 
 
+def hear_ctrl_c() -> None:
+    """What a shell starts in the background, such as these tests, ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_path: Path):
     """A whole process each: Ctrl-C gives one line and 130, a kill gives nothing, and both go on from there."""
     flags = [*small, "--train.epochs", "120", "--train.checkpoint-every", "1", "--name", "run"]
@@ -318,8 +323,9 @@ def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_
     for stop, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         before = written(folder)
         with subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
-        ) as process:
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT,
+            preexec_fn=hear_ctrl_c,
+        ) as process:  # fmt: skip
             wait_for_an_epoch(process, folder, before)
             process.send_signal(stop)
             _, said = process.communicate()
