@@ -153,7 +153,6 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield dist.get_rank(), dist.get_world_size()
-        dist.barrier()  # the first process still measures and saves: one that leaves before can be aborted on its way out
     finally:
         dist.destroy_process_group()
 
