@@ -1,5 +1,6 @@
 """What each command does. A command takes its arguments as a list and returns nothing."""
 
+import gc
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -116,7 +117,8 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
                 trainings.append(Training(runs[-1], parts, splits, device, rank, world))
         if trainings:
             train(trainings)
-            trainings.clear()  # what DistributedDataParallel runs in threads has to end before the process group does
+            trainings.clear()
+            gc.collect()  # what DistributedDataParallel runs in threads has to end before the process group does
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
     return [(run, splits, device) for run, (splits, _) in zip(runs, built)]
