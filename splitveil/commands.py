@@ -117,8 +117,10 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
                 trainings.append(Training(runs[-1], parts, splits, device, rank, world))
         if trainings:
             train(trainings)
+            # What DistributedDataParallel runs in threads has to end before the process group does; a process's first training
+            # is left in a cycle, which only the collector frees.
             trainings.clear()
-            gc.collect()  # what DistributedDataParallel runs in threads has to end before the process group does
+            gc.collect()
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
     return [(run, splits, device) for run, (splits, _) in zip(runs, built)]

@@ -39,7 +39,6 @@ Where z says little, a sample of the prior is up to twice as far from x as the m
 With few own images the prior learns these by heart. Against noise at a shallow cut `decoder` and `ridge` have the lower MSE.
 """
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ from torch import Tensor, nn
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.inversion import Release, descend, target_of
 from splitveil.attacks.refine import PRIORS, objective
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.training import Learner, above_zero, at_least, held_out, not_negative, train_in_epochs
 from splitveil.capture import Captured
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed
@@ -220,16 +219,6 @@ def times(a: Tensor, count: int) -> Tensor:
     return a.repeat(count, *[1] * (a.dim() - 1))
 
 
-def held_out(images: DeviceImages, count: int, seed: int) -> tuple[DeviceImages, DeviceImages]:
-    """(all but `count` of the images, these), drawn at random; of very few images none is held out."""
-    count = min(count, len(images) // 5)
-    order = torch.randperm(len(images), generator=stream("cpu", seed, "held out")).to(images.device)
-    kept, out = copy.copy(images), copy.copy(images)
-    for part, index in ((kept, order[count:]), (out, order[:count] if count else order)):
-        part.images, part.labels = images.images[index], images.labels[index]
-    return kept, out
-
-
 @ATTACKS.register("diffusion", Config)
 class Diffusion(Attack):
     """Diffusion prior trained on the attacker's images, sampled towards what the edge has sent."""
@@ -262,7 +251,7 @@ class Diffusion(Attack):
     def fit(self, access: Access) -> "Diffusion":
         assert access.edge is not None and access.query is not None and access.auxiliary is not None
         assert access.channel is not None
-        kept, out = held_out(access.auxiliary, self.tune, self.seed)
+        kept, out = held_out(access.auxiliary, min(self.tune, len(access.auxiliary) // 5))
         edge, before = access.edge, self.decoder_epochs
         total = before + self.epochs + 1
         if self.decoder_ is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.training import at_least, some
+from splitveil.attacks.training import at_least, which_out
 from splitveil.registry import ATTACKS, UserError
 from splitveil.threat import Access, Observation
 
@@ -91,7 +91,7 @@ class Ridge(Attack):
                 f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck, or leave ridge out"
             )
         kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
-        outs = some(len(images) // 10, len(images), images.device).split(BATCH)
+        outs = which_out(len(images) // 10, len(images), images.device).split(BATCH)
         for sent in range(self.passes):
             for (x, _), out in zip(images.in_order(BATCH), outs):
                 z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1).double()

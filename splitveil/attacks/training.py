@@ -52,7 +52,7 @@ def not_negative(attack: str, **values: float | None) -> None:
             raise UserError(f"{attack}: {name} is {value}, must be 0 or more")
 
 
-def some(count: int, of: int, device: torch.device) -> Tensor:
+def which_out(count: int, of: int, device: torch.device) -> Tensor:
     """Which `count` of `of` images are held out, one at least: [of] bool; drawn, as every tenth of a set may be of one class."""
     order = torch.randperm(of, generator=stream("cpu", 0, "held out"))
     return (order < max(1, count)).to(device)
@@ -60,7 +60,7 @@ def some(count: int, of: int, device: torch.device) -> Tensor:
 
 def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImages]:
     """The images but for `count` of them, and those; where there is only one, it is in both."""
-    parts, out = (copy.copy(images), copy.copy(images)), some(count, len(images), images.device)
+    parts, out = (copy.copy(images), copy.copy(images)), which_out(count, len(images), images.device)
     for part, chosen in zip(parts, (~out if len(images) > 1 else out, out)):
         part.images, part.labels = images.images[chosen], images.labels[chosen]
     return parts

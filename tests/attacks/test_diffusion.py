@@ -19,7 +19,6 @@ from splitveil.attacks.diffusion import (
     ddim_step,
     from_velocity,
     gain_of,
-    held_out,
     noised,
     residual_gradient,
     shortened,
@@ -248,20 +247,6 @@ def test_its_strength_of_guidance_does_not_depend_on_the_scale_of_the_features()
     nn.init.constant_(edge.weight, 1000)
     scaled, plain = built(epochs=1).fit(access(edge, sigma=1e-6)), built(epochs=1).fit(access(sigma=1e-6))
     torch.testing.assert_close(scaled.reconstruct(large), plain.reconstruct(small), atol=1e-3, rtol=0)
-
-
-def test_held_out_images_are_others_than_those_it_learns_from() -> None:
-    source = images(0, 10000, 40)
-    kept, out = held_out(source, 32, seed=0)
-    assert (len(kept), len(out), len(source)) == (218, 32, 250)
-    apart = torch.cat([kept.images, out.images]).flatten(1).double().mean(1)
-    torch.testing.assert_close(apart.sort()[0], source.images.flatten(1).double().mean(1).sort()[0])
-    few = images(0, 120, 40)
-    assert [len(part) for part in held_out(few, 32, seed=0)] == [3, 3]
-    rebuilt = (
-        built(epochs=1, guidance=None, steps=2).fit(access(own=few)).reconstruct(Observation(torch.rand(2, 1, 1, 8, 8)))
-    )
-    assert rebuilt.shape == (2, 1, 8, 8)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from splitveil.attacks import training
-from splitveil.attacks.training import Learner, Repeated, Watch, held_out, points, some, train
+from splitveil.attacks.training import Learner, Repeated, Watch, held_out, points, train, which_out
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.registry import UserError
@@ -107,7 +107,11 @@ def test_the_held_out_tenth_has_every_class_though_the_images_lie_class_by_class
     kept, judges = held_out(images, 50)
     assert (len(kept), len(judges)) == (450, 50)
     assert len(judges.labels.unique()) > 5
-    assert torch.equal(some(50, 500, CPU), some(50, 500, CPU))
+    assert torch.equal(which_out(50, 500, CPU), which_out(50, 500, CPU))
+    both = torch.cat([kept.images, judges.images]).flatten(1)
+    assert len(both.unique(dim=0)) == len(
+        images.images.flatten(1).unique(dim=0)
+    )  # no image is in both, and none is lost
 
 
 @pytest.mark.parametrize(
