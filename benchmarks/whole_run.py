@@ -34,9 +34,9 @@ VALIDATION, OWN, TEST = 1000, 9000, 2000
 
 
 def write_images(path: Path, steps: int) -> None:
-    """Random pixels, as many as the splits of `configs` need."""
+    """Random pixels, as many as the splits of `configs` need; test images are inverted, because they must be others."""
     train = random_images(steps * BATCH + VALIDATION + OWN, SHAPES["vgg11"], 10)
-    test = random_images(TEST, SHAPES["vgg11"], 10)  # the first of the same pixels, so inverted: test images must be others
+    test = random_images(TEST, SHAPES["vgg11"], 10)
     np.savez(path, images=train.images, labels=train.labels, test_images=255 - test.images, test_labels=test.labels)
 
 
