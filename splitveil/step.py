@@ -43,8 +43,11 @@ class Pipeline(nn.Module):
     def __init__(self, model: SplitModel, channel: Channel, smoothing: float = 0.0, compiled: bool = False) -> None:
         super().__init__()
         self.model, self.channel, self.smoothing = model, channel, smoothing
-        # Functions are compiled, and not modules: parameters stay the modules' alone, and equal networks share their kernels.
-        self.encode, self.answer = (torch.compile(encode), torch.compile(answer)) if compiled else (encode, answer)
+        self.encode, self.answer = encode, answer
+        if compiled:
+            # Functions and not modules: parameters stay the modules' alone, and equal networks share their kernels. Each batch
+            # size has kernels of its own: those for any size made a step a tenth slower.
+            self.encode, self.answer = torch.compile(encode, dynamic=False), torch.compile(answer, dynamic=False)
 
     def forward(
         self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None

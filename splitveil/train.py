@@ -165,7 +165,7 @@ def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module
         torch.backends.cudnn.benchmark = True  # time at the start for time in every step, as compiling is
         torch._dynamo.config.recompile_limit = KINDS
         if parts.cem is not None:
-            parts.cem.surrogate.compile()
+            parts.cem.surrogate.compile(dynamic=False)
     parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
     if world > 1:
         own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
@@ -194,7 +194,8 @@ class Training:
             run.drop_metrics_from(self.first)
         self.board = tensorboard(run, self.first) if self.config.tensorboard and rank == 0 else None
         self.feed = Feed(self.task, self.config.batch, self.config.augment, rank, world)
-        if self.config.compile and device.type == "cuda":
+        self.compiled = self.config.compile and device.type == "cuda"
+        if self.compiled:
             self.feed.compile()
         self.noise, self.means, self.aside = torch.Generator(device), Means(), Aside()
         self.bf16 = self.config.bf16 and device.type == "cuda"
@@ -220,7 +221,8 @@ class Training:
         torch.manual_seed(seed_of(self.seed, "refresh", epoch))  # the same in every process, and after a resume
         assert self.parts.cem is not None
         if self.kept is None or self.kept[0, 0].isnan().all():
-            features, labels = features_of(self.parts.model, self.task, self.bf16), self.task.labels
+            features = features_of(self.parts.model, self.task, self.bf16, self.compiled)
+            labels = self.task.labels
         else:
             self.feed.begin(self.seed, epoch - 1)  # who was where in the epoch before
             features, labels = self.kept.flatten(0, 1), self.task.labels[self.feed.order.flatten()]

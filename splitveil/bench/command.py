@@ -150,8 +150,6 @@ def rows_of(title: str, settings: list[tuple[str, Setting]], save: Callable[[lis
     with steps_bar(title, len(settings)) as advance:
         for what, setting in settings:
             torch.manual_seed(0)
-            if setting.compile:
-                torch.compiler.reset()  # else kernels for any batch size are made as soon as there is a second one
             rows += MEASURE[what](setting, advance)
             save(rows)
             advance(1)

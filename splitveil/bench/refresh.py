@@ -31,7 +31,7 @@ def refresh_rows(setting: Setting, advance: Advance) -> list[Row]:
     features, labels = features_like(base.parts, task, setting.images, device)
     moved = features + 0.1 * features.std(0) * torch.randn_like(features)
     works: dict[str, Work] = {BASE: Block([base], setting.steps)}
-    works["features"] = partial(features_of, base.parts.model, images, base.bf16)
+    works["features"] = partial(features_of, base.parts.model, images, base.bf16, setting.compile)
     first = {}
     for name, config in chosen.items():
         cem = build_parts(config, task, device).cem

@@ -91,4 +91,4 @@ class Feed:
 
     def compile(self) -> None:
         """Let torch.compile make one kernel of the many of a batch."""
-        self.at = torch.compile(self.at)
+        self.at = torch.compile(self.at, dynamic=False)
