@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.registry import UserError
-from splitveil.surrogates.by_class import order_in_class
+from splitveil.surrogates.by_class import members, order_in_class
 
 
 class Bank(nn.Module):
@@ -28,19 +28,25 @@ class Bank(nn.Module):
     @torch.no_grad()
     def push(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
         """Remember [b, d] features, of each class the last ones; none if `finite` is false, and no row that is not finite."""
-        keep = finite & z.isfinite().all(1)
-        member = torch.nn.functional.one_hot(y, self.classes) * keep.unsqueeze(1)  # [b, c]
-        counts = member.sum(0)
+        keep = finite & z.sum(1).isfinite()
+        member = members(y, self.classes, torch.float32) * keep.unsqueeze(1)  # [b, c]
+        counts = member.sum(0).long()
         position = order_in_class(member)
-        keep = keep & (position >= counts[y] - self.size)
-        to = torch.where(keep, y * self.size + (self.written[y] + position) % self.size, self.classes * self.size)
-        self.rows[to] = z.to(self.rows.dtype)
+        keep = keep & (position >= counts.index_select(0, y) - self.size)
+        newest = (self.written.index_select(0, y) + position) % self.size
+        to = torch.where(keep, y * self.size + newest, self.classes * self.size)
+        self.rows.index_copy_(0, to, z.to(self.rows.dtype))
         self.rows[-1].zero_()
         self.written += counts
 
     def recall(self, label: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-        """[g] classes, and how far back to look [g, n] -> features [g, n, d], and where there is one; 0 is the newest."""
-        written = self.written[label].unsqueeze(1)
+        """[g, 1] classes, and how far back to look [g, n] -> features, and where there is one [g, n]; 0 is the newest.
+
+        Features are [g n + 1, d], zero where there is none; the last row is always so.
+        """
+        written = self.written[label]
         known = (back >= 0) & (back < written.clamp_max(self.size))
-        row = label.unsqueeze(1) * self.size + (written - 1 - back) % self.size
-        return self.rows[torch.where(known, row, self.classes * self.size)], known
+        row = label * self.size + (written - 1 - back) % self.size
+        nothing = self.classes * self.size
+        row = torch.nn.functional.pad(torch.where(known, row, nothing).flatten(), (0, 1), value=nothing)
+        return self.rows.index_select(0, row), known

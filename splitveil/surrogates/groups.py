@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.by_class import members, order_in_class, sizes
+from splitveil.surrogates.by_class import members, order_in_class
 
 EVEN = 8
 """Places come in multiples of it, which matrix products like."""
@@ -84,35 +84,39 @@ def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None =
     n = max(capacity, places)
     mask, label, count, overflow, place = seats(y, classes, n, capacity, z.dtype)
     g = len(label)
-    x = z.new_zeros(g * n + 1, z.shape[1]).index_put((place,), z)[:-1].view(g, n, -1)
     if bank is None:
-        return Groups(x, mask, label, count, overflow, place)
-    held = count.long().unsqueeze(1)
-    behind = torch.arange(n, device=z.device) - held  # [g, n], how far behind the samples of the batch
-    remembered, known = bank.recall(label, torch.where(held > 0, behind, -1))
-    known = known.to(z.dtype)
-    # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
-    factor = (1 + known.sum(1) / count.clamp_min(1)).view(-1, 1, 1)
-    x = x.detach() + remembered + factor * (x - x.detach())
-    return Groups(x, mask + known, label, count, overflow, place)
+        rows = z.new_zeros(g * n + 1, z.shape[1])
+    else:
+        held = count.long().unsqueeze(1)
+        behind = torch.arange(n, device=z.device) - held  # [g, n], how far behind the samples of the batch
+        rows, known = bank.recall(label.unsqueeze(1), torch.where(held > 0, behind, -1))
+        rows, known = rows.to(z.dtype), known.to(z.dtype)
+        mask = mask + known
+        # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
+        factor = (1 + known.sum(1) / count.clamp_min(1)).index_select(0, (place // n).clamp_max(g - 1))  # [b]
+        z = torch.lerp(z.detach(), z, factor.unsqueeze(1))
+    x = rows.index_copy(0, place, z)[:-1].view(g, n, -1)  # the last row is for samples without a place
+    return Groups(x, mask, label, count, overflow, place)
 
 
 def placed(values: Tensor, seats: Seats) -> Tensor:
     """[b] values of the batch's samples to their places, [g, n]; 0 elsewhere."""
     g, n = seats.mask.shape
-    return values.new_zeros(g * n + 1).index_put((seats.place,), values)[:-1].view(g, n)
+    return values.new_zeros(g * n + 1).index_copy(0, seats.place, values)[:-1].view(g, n)
 
 
 def taken(values: Tensor, seats: Seats) -> Tensor:
     """[g, n] values at the places to the batch's samples, [b]; 0 for one without a place."""
-    return torch.nn.functional.pad(values.flatten(), (0, 1))[seats.place]
+    return torch.nn.functional.pad(values.flatten(), (0, 1)).index_select(0, seats.place)
 
 
 class FlatVariance(torch.autograd.Function):
-    """Variances of z [b, d] under weights A [b, s g], each column of which sums to 1 or is empty: [s g, d]; and once more those
-    under the last g columns, `moving`, [g, d]. What comes back to the first reaches z alone, what to the second `moving` alone.
+    """Variances of z [b, d] in its groups: under equal weights and under `moving` ones [2 g, d]; and the latter again [g, d].
 
-        v = A^T e^2 - m^2     m = A^T e     e = z - centre, any centre: here one for each sample, [b, d] = member @ middle
+        v = A^T e^2 - m^2     m = A^T e     e = z - centre, any centre: here the mean under equal weights, where m is 0
+
+    Weights [b] are a sample's own in its group `own` [b], those of a group sum to 1 or it is empty; A [b, 2 g] has both in their
+    columns. What comes back to the first reaches z alone, what comes back to the second `moving` alone.
 
     The same as `weighted_moments`, on rows that are not padded, with the gradients 2 A (e - m) g and e^2 g - 2 e m g written out.
     The first is taken from z and whole means, which saves an array as large as z: its float32 error is 4e-6 for features 100
@@ -120,41 +124,47 @@ class FlatVariance(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, fixed: Tensor, moving: Tensor, member: Tensor, middle: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        weights = torch.cat([fixed, moving], 1)
-        e = torch.addmm(z, member, middle, alpha=-1)
-        mean = weights.T @ e
-        variance = (weights.T @ e.square_()).addcmul_(mean, mean, value=-1).clamp_min_(0)
-        mean.view(-1, *middle.shape).add_(middle)  # no longer about the centres
-        ctx.save_for_backward(z, weights, member, middle, mean)
-        return variance, variance[fixed.shape[1] :].clone()
+    def forward(ctx: Any, z: Tensor, equal: Tensor, moving: Tensor, own: Tensor, g: int) -> tuple[Tensor, Tensor]:
+        weights = in_columns(equal, moving, own, g)
+        middle = weights[:, :g].T @ z
+        e = middle.index_select(0, own).neg_().add_(z)
+        mean = weights[:, g:].T @ e
+        variance = weights.T @ e.square_()
+        variance[g:].addcmul_(mean, mean, value=-1).clamp_min_(0)
+        ctx.save_for_backward(z, equal, moving, own, middle, mean.add_(middle))  # no longer about the centres
+        return variance, variance[g:].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
-        z, weights, member, middle, mean = ctx.saved_tensors
-        of_z = of_moving = None
+        z, equal, moving, own, middle, mean = ctx.saved_tensors
+        pull, again = gradients
+        g, of_z, of_moving = len(again), None, None
         if ctx.needs_input_grad[2]:
-            pull, e = gradients[1], torch.addmm(z, member, middle, alpha=-1)
-            of_moving = (e @ (pull * (mean[-len(pull) :] - middle)).T).mul_(-2).addmm_(e.square_(), pull.T)
-            del e  # as large as z
+            e = middle.index_select(0, own).neg_().add_(z)
+            of_all = (e @ (again * (mean - middle)).T).mul_(-2).addmm_(e.square_(), again.T)  # [b, g]
+            of_moving = of_all.gather(1, own.unsqueeze(1)).squeeze(1)
+            del e, of_all  # the first is as large as z
         if ctx.needs_input_grad[0]:
-            of_z = (weights @ gradients[0]).mul_(z).addmm_(weights, gradients[0] * mean, alpha=-1).mul_(2)
+            weights = in_columns(equal, moving, own, g).mul_(2)
+            of_z = (weights @ pull).mul_(z)
+            of_z.addmm_(weights[:, :g], pull[:g] * middle, alpha=-1).addmm_(weights[:, g:], pull[g:] * mean, alpha=-1)
         return of_z, None, of_moving, None, None
 
 
-def flat_variances(z: Tensor, seats: Seats, fixed: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
-    """Variance of the batch's samples [b, d] under two weights [g, n] that sum to 1 in a group.
+def in_columns(equal: Tensor, moving: Tensor, own: Tensor, g: int) -> Tensor:
+    """Two weights of each sample [b] in the columns of its group, [b, 2 g]."""
+    place = torch.stack([own, own + g], 1)  # [b, 2]
+    return equal.new_zeros(len(own), 2 * g).scatter_(1, place, torch.stack([equal, moving], 1))
+
+
+def flat_variances(z: Tensor, seats: Seats, equal: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
+    """Variance of the batch's samples [b, d] under equal and under other weights [g, n], which sum to 1 in a group.
 
     [2, g, d], through which only z gets a gradient; and that under `moving` again, [g, d], through which only `moving` does.
     """
     g, n = seats.mask.shape
-    member = members(seats.place // n, g, z.dtype)  # [b, g], empty for a sample without a place
-    with torch.no_grad():
-        middle = (member.T @ z).div_(sizes(member))
-    columns = [member * taken(each, seats).unsqueeze(1) for each in (fixed, moving)]  # [b, g] each
-    found, again = FlatVariance.apply(z, *columns, member, middle)  # type: ignore[misc]
+    own = (seats.place // n).clamp_max(g - 1)  # a sample without a place has weight 0, in whatever group
+    found, again = FlatVariance.apply(z, taken(equal, seats), taken(moving, seats), own, g)  # type: ignore[misc]
     return found.view(2, g, -1), again
 
 

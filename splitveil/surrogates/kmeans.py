@@ -95,9 +95,11 @@ def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
     middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]
     length = torch.linalg.vector_norm(centre - middle.unsqueeze(1), dim=2).square_()  # [c, k]
     length = length.masked_fill_(weight == 0, torch.inf)
-    product = (middle[y].neg_().add_(z) @ centre.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
+    product = (middle.index_select(0, y).neg_().add_(z) @ centre.flatten(0, 1).T).view(
+        len(z), -1, clusters
+    )  # [b, c, k]
     product = product.gather(1, y.view(-1, 1, 1).expand(-1, 1, clusters)).squeeze(1)  # [b, k]
-    return (length[y] - 2 * product).argmin(1)
+    return (length.index_select(0, y) - 2 * product).argmin(1)
 
 
 class Distance(torch.autograd.Function):
@@ -121,7 +123,8 @@ class Distance(torch.autograd.Function):
 
 def away(z: Tensor, centre: Tensor, slot: Tensor, mean: Tensor, y: Tensor, ready: Tensor) -> Tensor:
     """z less its goal, [b, d]."""
-    return mean[y].lerp_(centre[slot].to(z.dtype), ready.to(z.dtype)).neg_().add_(z)
+    goal = mean.index_select(0, y).lerp_(centre.index_select(0, slot).to(z.dtype), ready.to(z.dtype))
+    return goal.neg_().add_(z)
 
 
 def summed(values: Tensor, part: Tensor, parts: int) -> Tensor:

@@ -2,15 +2,16 @@
 
 One set of samples a group, all groups at once. Letters: g groups, n samples, s slots, h slot_dim.
 
-    k, v = W_k x, W_v x                                        once
     T rounds:   q = W_q LN(slots)
-                r = softmax over slots of beta k.q / sqrt(h)       [g, n, s]
-                u = sum_n r v / sum_n r                            [g, s, h]
+                r = softmax over slots of beta W_k x.q / sqrt(h)   [g, n, s]
+                u = W_v sum_n r x / sum_n r                        [g, s, h]
                 slots <- mlp(gru(u, slots))
     y = x + tanh(alpha_attn) attend(x, slots);   y <- y + tanh(alpha_ffn) ffn(LN(y))
 
+W_k x.q is x.(W_k^T q), and W_v stands behind the sum: the slots, which are few, are multiplied by matrices, and not the samples.
+
 With `tied` it is a soft k-means that can learn to be more, because random W_q and W_k make slots that mean nothing: W_q is W_k,
-all start as the identity, r is a softmax of -beta |k - q|^2 / (2 sqrt(h)) without LayerNorm, and a round is
+all start as the identity, r is a softmax of -beta |W_k (x - slot)|^2 / (2 sqrt(h)) without LayerNorm, and a round is
 slots <- u + tanh(alpha) (mlp(gru(u, slots)) - u) with alpha = 0 at the start. Its rounds look for a fixed point, so the gradient
 goes through the last one alone (Chang, Griffiths, Levine, NeurIPS 2022): the same slots, a third of the backward pass.
 """
@@ -31,23 +32,16 @@ def projection(dim: int, h: int) -> Tensor:
     return torch.eye(dim) if dim <= h else torch.linalg.qr(torch.randn(dim, h)).Q.T.contiguous()
 
 
-def slot_logits(k: Tensor, q: Tensor) -> Tensor:
-    """k.q with both scaled by h^-1/4, [g, n, h] x [g, s, h] -> [g, n, s]."""
-    scale = k.shape[-1] ** -0.25
-    return (k * scale) @ (q * scale).mT
-
-
 def shares(logits: Tensor) -> Tensor:
-    """Softmax over slots, [g, n, s]; a share is e^-30 of the largest at least, which is as good as 0, unless its slot is dead.
+    """Softmax over slots, [g, n, s]; a share is e^-30 of the largest at least, which is as good as 0.
 
     Smaller ones, and products with them, would be denormal numbers, on which a CPU is ten times as slow.
     """
-    least = logits.detach().amax(2, keepdim=True) - LEAST
-    return torch.where(logits < 1e-6 * DEAD, DEAD, logits.clamp(min=least)).softmax(2)
+    return logits.clamp(min=logits.detach().amax(2, keepdim=True) - LEAST).softmax(2)
 
 
 class SlotAttention(nn.Module):
-    """Samples [g, n, h] and start slots [g, s, h] -> slots after T rounds."""
+    """Samples [g, n, h] and start slots [g, s, h] -> slots after T rounds; `there` [g, n, s] is 1 where sample and slot exist."""
 
     def __init__(self, h: int, rounds: int, tied: bool) -> None:
         super().__init__()
@@ -66,30 +60,28 @@ class SlotAttention(nn.Module):
 
     def logits(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
         """How much each sample belongs to each slot, before the softmax over slots; nothing belongs to a dead one."""
-        return self.logits_of_keys(self.to_k(x), slots, dead)
-
-    def logits_of_keys(self, k: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+        scale = self.log_beta.exp() / x.shape[2] ** 0.5
         if self.tied:
-            q = self.to_k(slots)
-            logits = slot_logits(k, q) - 0.5 * q.square().sum(2).unsqueeze(1) / q.shape[2] ** 0.5  # |k|^2 is all slots'
+            key = slots @ (self.to_k.weight.T @ self.to_k.weight) * scale
+            level = -0.5 * (key * slots).sum(2)  # |W_k x|^2 is the same for all slots
         else:
-            logits = slot_logits(k, self.to_q(self.norm_slots(slots)))
-        return (self.log_beta.exp() * logits).masked_fill(dead.unsqueeze(1), DEAD)
+            key = self.to_q(self.norm_slots(slots)) @ self.to_k.weight * scale
+            level = torch.zeros_like(key[..., 0])
+        return torch.baddbmm(level.masked_fill(dead, DEAD).unsqueeze(1), x, key.mT)
 
-    def forward(self, x: Tensor, mask: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
-        k, v = self.to_k(x), self.to_v(x)
+    def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
         early = torch.no_grad() if self.tied else nullcontext()
         with early:
             for _ in range(self.rounds - 1):
-                slots = self.round(k, v, mask, slots, dead)
-        return self.round(k, v, mask, slots, dead)
+                slots = self.round(x, there, slots, dead)
+        return self.round(x, there, slots, dead)
 
-    def round(self, k: Tensor, v: Tensor, mask: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
-        r = shares(self.logits_of_keys(k, slots, dead)) * mask.unsqueeze(2)  # [g, n, s]
-        u = r.mT @ v / r.sum(1).clamp_min(1e-8).unsqueeze(2)  # [g, s, h]
+    def round(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+        r = shares(self.logits(x, slots, dead)) * there  # [g, n, s]
+        u = self.to_v(r.mT @ x / r.sum(1).clamp_min(1e-8).unsqueeze(2))  # [g, s, h]
         new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
         new = new + self.mlp(self.norm(new))
-        return u + torch.tanh(self.alpha) * (new - u) if self.tied else new
+        return torch.lerp(u, new, torch.tanh(self.alpha)) if self.tied else new
 
 
 class GatedCrossAttention(nn.Module):
@@ -114,5 +106,5 @@ class GatedCrossAttention(nn.Module):
         q = split(self.to_q(self.norm(x)))
         k, v = (split(part) for part in self.to_kv(self.norm_slots(slots)).chunk(2, -1))
         seen = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(dead[:, None, None], DEAD).softmax(-1)
-        y = x + torch.tanh(self.alpha_attention) * self.out((seen @ v).transpose(1, 2).flatten(2))
-        return y + torch.tanh(self.alpha_ffn) * self.ffn(y), seen
+        y = torch.addcmul(x, torch.tanh(self.alpha_attention), self.out((seen @ v).transpose(1, 2).flatten(2)))
+        return torch.addcmul(y, torch.tanh(self.alpha_ffn), self.ffn(y)), seen

@@ -173,20 +173,22 @@ class Slots(Surrogate):
             slots = self.slot_mean + self.slot_log_std.exp() * self.noise[(self.calls % DRAWS).view(1)]  # [1, s, h]
             slots = slots.expand(len(groups.label), -1, -1)
             return self.norm(groups.x) @ self.project.T, slots, torch.zeros_like(slots[..., 0], dtype=torch.bool)
-        weight, centre = self.weight[groups.label], self.centre[groups.label]
+        weight, centre, variance = (
+            each.index_select(0, groups.label) for each in (self.weight, self.centre, self.variance)
+        )
         middle = (weight.unsqueeze(2) * centre).sum(1, keepdim=True)  # [g, 1, d]
-        inside = self.variance[groups.label] + (centre - middle).square().mean(2)
+        inside = variance + (centre - middle).square().mean(2)
         scale = (weight * inside).sum(1).clamp_min(1e-12).rsqrt().view(-1, 1, 1)
-        x, slots = (groups.x.detach() - middle) * scale, (centre - middle) * scale
+        x, slots = (groups.x.detach() - middle).mul_(scale), (centre - middle).mul_(scale)
         return x @ self.project.T, slots @ self.project.T, weight == 0
 
     def shares(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """r [g, n, s], each sample's shares in the slots of its class; y [g, n, h]; the cross attention [g, heads, n, s]."""
         x, slots, dead = self.views(groups)
-        slots = self.attention(x, groups.mask, slots, dead)
+        there = groups.mask.unsqueeze(2) * ~dead.unsqueeze(1)  # [g, n, s]
+        slots = self.attention(x, there, slots, dead)
         y, seen = self.cross(x, slots, dead)
-        logits = self.slot_power * self.attention.logits(y, slots, dead)
-        return shares(logits) * groups.mask.unsqueeze(2), y, seen
+        return shares(self.slot_power * self.attention.logits(y, slots, dead)) * there, y, seen
 
     def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
@@ -206,7 +208,7 @@ class Slots(Surrogate):
         return (weight * penalty).sum(1) / weight.sum(1), gate
 
     def judge(self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor) -> Verdict:
-        centres = (self.weight[groups.label] > 0).sum(1)
+        centres = (self.weight.index_select(0, groups.label) > 0).sum(1)
         early, cooperative = self.calls < self.chosen["shutoff"], self.chosen["gates"] == "cooperative"
         return judge(alive, centres, opening, share, freedom, early, self.learned, cooperative, self.as_written)
 
@@ -238,16 +240,19 @@ class Slots(Surrogate):
             samples, _, alone = class_moments(self.flat(z).detach(), y, self.classes)
             reference = over_classes(self.hinge(alone).mean(1), samples)
         unsure, most = doubt(r, groups.mask), log(max(2, self.slots))
+        averaged = {  # [g] each
+            "above_tau": self.hinge.above(variance).to(z.dtype).mean(1),
+            "attention_entropy": unsure / most,
+            "cross_entropy": doubt(seen.mean(1), groups.mask) / most,
+            "slots_alive": alive,
+            "slot_information": spread.entropy.detach() - unsure,
+            "gate_mean": opening,
+            "gate_closed": (gate < CLOSED).to(z.dtype).mean((1, 2)),
+            "class_gate": weight,
+        }
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
-            "above_tau": (beta * self.hinge.above(variance).to(z.dtype).mean(1)).sum(),
-            "attention_entropy": (beta * unsure).sum() / most,
-            "cross_entropy": (beta * doubt(seen.mean(1), groups.mask)).sum() / most,
-            "slots_alive": (beta * alive.to(z.dtype)).sum(),
-            "slot_information": (beta * (spread.entropy.detach() - unsure)).sum(),
-            "gate_mean": (beta * opening).sum(),
-            "gate_closed": (beta * (gate < CLOSED).to(z.dtype).mean((1, 2))).sum(),
-            "class_gate": (beta * weight).sum(),
+            **dict(zip(averaged, torch.stack([value.to(z.dtype) for value in averaged.values()]) @ beta)),
             "alpha_attention": torch.tanh(self.cross.alpha_attention.detach()),
             "alpha_ffn": torch.tanh(self.cross.alpha_ffn.detach()),
             "collapsed": share_of_groups(collapsed, groups),

@@ -20,7 +20,9 @@ def test_it_holds_the_last_features_of_every_class(data: st.DataObject, size: in
         for value, label in zip(z.flatten().tolist(), labels):
             kept[label].append(value)
         number += len(labels)
-    features, known = bank.recall(torch.arange(classes), torch.arange(-1, size + 1).expand(classes, -1))
+    rows, known = bank.recall(torch.arange(classes).unsqueeze(1), torch.arange(-1, size + 1).expand(classes, -1))
+    features = rows[:-1].view(*known.shape, 1)
+    assert rows[-1] == 0
     for c in range(classes):
         newest = kept[c][: -size - 1 : -1]
         assert known[c].tolist() == [False] + [True] * len(newest) + [False] * (size + 1 - len(newest))
@@ -31,9 +33,9 @@ def test_neither_a_skipped_step_nor_a_row_that_is_not_finite_enters() -> None:
     bank = Bank(2, 2, 3)
     bank.push(torch.ones(2, 2), torch.tensor([0, 1]), torch.tensor(False))
     bank.push(torch.tensor([[1.0, torch.nan], [2.0, 2.0], [torch.inf, 0.0]]), torch.tensor([0, 0, 1]), YES)
-    features, known = bank.recall(torch.arange(2), torch.arange(3).expand(2, -1))
+    rows, known = bank.recall(torch.arange(2).unsqueeze(1), torch.arange(3).expand(2, -1))
     assert known.tolist() == [[1, 0, 0], [0, 0, 0]]
-    assert features[0, 0].tolist() == [2, 2]
+    assert rows[0].tolist() == [2, 2]
     assert torch.isfinite(bank.rows).all()
 
 

@@ -104,8 +104,9 @@ def test_variances_of_flat_rows_are_those_of_the_padded_groups(seed: int, b: int
     z = (5 + torch.randn(b, 3, generator=generator, dtype=torch.float64)).requires_grad_()
     y = torch.randint(0, classes, (b,), generator=generator)
     groups, places = group(z, y, classes, capacity), seats(y, classes, capacity, capacity, z.dtype)
-    raw = torch.rand(2, *places.mask.shape, generator=generator, dtype=torch.float64).requires_grad_()
-    weights = raw * places.mask
+    raw = torch.rand(2, *places.mask.shape, generator=generator, dtype=torch.float64)
+    raw[0] = 1
+    weights = raw.requires_grad_() * places.mask
     weights = weights / weights.sum(2, keepdim=True).clamp_min(1e-9)
     found, again = flat_variances(z, places, *weights)
     padded = weighted_moments(groups.x, weights.permute(1, 2, 0)).variance.transpose(0, 1)

@@ -38,8 +38,8 @@ class Alive(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "b", "classes", "most"),
     [
-        ("uniform", 128, 10, 1.2), ("rate", 128, 10, 1.2), ("kmeans", 128, 10, 1.1), ("gated", 128, 10, 2.1),
-        ("uniform", 512, 100, 1.5), ("rate", 512, 100, 1.5), ("kmeans", 512, 100, 1.3), ("gated", 512, 100, 2.0),
+        ("uniform", 128, 10, 1.2), ("rate", 128, 10, 1.2), ("kmeans", 128, 10, 1.1), ("gated", 128, 10, 1.3),
+        ("uniform", 512, 100, 1.5), ("rate", 512, 100, 1.5), ("kmeans", 512, 100, 1.3), ("gated", 512, 100, 1.5),
     ],
 )  # fmt: skip
 def test_the_peak_over_z_and_its_gradient_stays_small(name: str, b: int, classes: int, most: float) -> None:
