@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import ceil, cos, isfinite, pi
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,7 +65,7 @@ class TrainConfig:
     capture: bool = True
     """On CUDA, record the step once and replay it as a whole; false starts every kernel from Python, several times slower."""
     compile: bool = False
-    """On CUDA, let torch.compile fuse kernels and cuDNN try its algorithms: half a minute once. Pays in runs of many epochs."""
+    """Let torch.compile fuse kernels, half a minute once: on CUDA of the whole step, on a CPU of the surrogate (needs g++)."""
     checkpoint_every: int | None = None
     """Epochs between checkpoints: what a kill can cost at most. Default is as many as half a minute has."""
     tensorboard: bool = False
@@ -157,14 +157,32 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
+def fuses_steps(config: TrainConfig, device: torch.device) -> bool:
+    """Whether all of a step is compiled; a network on the CPU was slower for it, there only a surrogate is compiled."""
+    return config.compile and device.type == "cuda"
+
+
+@cache
+def check_compiler() -> None:
+    """For a CPU torch.compile needs more than is installed with it: better said now than in the middle of a step."""
+    try:
+        torch.compile(torch.neg)(torch.zeros(8))
+    except Exception as error:
+        raise UserError(
+            f"train.compile needs a C++ compiler and Python's headers on a CPU (here: {type(error).__name__}); leave it out"
+        ) from error
+
+
 def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The pipeline, and the task's optimiser over its parameters as they are now."""
-    compiled = config.compile and next(parts.model.parameters()).is_cuda
-    pipeline: nn.Module = Pipeline(parts.model, parts.channel, config.label_smoothing, compiled)
-    if compiled:
+    device = next(parts.model.parameters()).device
+    pipeline: nn.Module = Pipeline(parts.model, parts.channel, config.label_smoothing, fuses_steps(config, device))
+    if config.compile:
         torch.backends.cudnn.benchmark = True  # time at the start for time in every step, as compiling is
         torch._dynamo.config.recompile_limit = KINDS
         if parts.cem is not None:
+            if device.type == "cpu":
+                check_compiler()
             parts.cem.surrogate.compile(dynamic=False)
     parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
     if world > 1:
@@ -194,8 +212,8 @@ class Training:
             run.drop_metrics_from(self.first)
         self.board = tensorboard(run, self.first) if self.config.tensorboard and rank == 0 else None
         self.feed = Feed(self.task, self.config.batch, self.config.augment, rank, world)
-        self.compiled = self.config.compile and device.type == "cuda"
-        if self.compiled:
+        self.fused = fuses_steps(self.config, device)
+        if self.fused:
             self.feed.compile()
         self.noise, self.means, self.aside = torch.Generator(device), Means(), Aside()
         self.bf16 = self.config.bf16 and device.type == "cuda"
@@ -221,7 +239,7 @@ class Training:
         torch.manual_seed(seed_of(self.seed, "refresh", epoch))  # the same in every process, and after a resume
         assert self.parts.cem is not None
         if self.kept is None or self.kept[0, 0].isnan().all():
-            features = features_of(self.parts.model, self.task, self.bf16, self.compiled)
+            features = features_of(self.parts.model, self.task, self.bf16, self.fused)
             labels = self.task.labels
         else:
             self.feed.begin(self.seed, epoch - 1)  # who was where in the epoch before

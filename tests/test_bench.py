@@ -157,7 +157,6 @@ def test_a_ratio_that_is_worse_twice_ends_the_command_with_code_3(
         ("--device cpu --only stp", "unknown measurement 'stp'; did you mean 'step'?"),
         ("--device cpu --only together", "needs --device cuda"),
         ("--device meta", "must be cpu or cuda"),
-        ("--device cpu --compile", "needs --device cuda"),
         ("--device cpu --model vgg", "did you mean 'vgg11'?"),
         ("--device cpu --batches 128,x", "--batches is '128,x'"),
         ("--device cpu --classes 1", "--classes is '1'"),

@@ -20,7 +20,7 @@ from splitveil.metrics.cost import cost
 from splitveil.registry import SURROGATES
 from splitveil.rng import stream
 from splitveil.step import Means
-from splitveil.train import Training, assemble, launch_of
+from splitveil.train import Training, assemble, fuses_steps, launch_of
 
 SHAPES = {"small": (1, 28, 28), "vgg11": (3, 32, 32)}
 SIGMA = 0.1
@@ -139,7 +139,7 @@ def steps_of(
 
 def stepping(setting: Setting, config: Config, task: ImageSet, images: DeviceImages) -> Stepping:
     feed = Feed(images, setting.batch, config.train.augment)
-    if config.train.compile:
+    if fuses_steps(config.train, setting.device):
         feed.compile()
     feed.begin(0, 0)
     return Stepping(config, parts_of(config, task, setting.device), feed, setting.device)

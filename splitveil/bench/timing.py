@@ -31,7 +31,7 @@ class Setting:
     batch: int
     classes: int
     compile: bool
-    """Let torch.compile fuse kernels, on CUDA, as `train.compile` does."""
+    """Let torch.compile fuse kernels, as `train.compile` does."""
     rounds: int
     steps: int
     """Of a block, which ends with one wait for the device."""
