@@ -50,10 +50,9 @@ def run_pass(
 
 
 @torch.no_grad()
-def features_of(model: SplitModel, images: DeviceImages, bf16: bool = False, compiled: bool = False) -> Tensor:
+def features_of(model: SplitModel, images: DeviceImages, bf16: bool = False) -> Tensor:
     """What the edge makes of every image, in eval mode: float32 [n, *z_shape], computed in bfloat16 if that is wanted."""
-    edge = torch.compile(encode, dynamic=True) if compiled else encode  # one program, whatever the last batch has
     # Large batches fall out of a CPU's caches: 2,000 were three times as slow there.
     size = 2000 if images.device.type == "cuda" else 250
     with in_mode(model, False), torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
-        return torch.cat([edge(model, x) for x, _ in images.in_order(size)])
+        return torch.cat([encode(model, x) for x, _ in images.in_order(size)])

@@ -148,7 +148,7 @@ def nearest(x: Tensor, centre: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
 
 def membership(own: Tensor, mask: Tensor, clusters: int) -> Tensor:
     """[c, n] clusters -> [c, n, k], 1 for the own one."""
-    return torch.nn.functional.one_hot(own, clusters).to(mask.dtype) * mask.unsqueeze(2)
+    return (own.unsqueeze(2) == torch.arange(clusters, device=own.device)) * mask.unsqueeze(2)
 
 
 def revive(block: Block, centre: Tensor, used: Tensor, empty: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,18 +165,20 @@ def revive(block: Block, centre: Tensor, used: Tensor, empty: Tensor, near: Tens
 def lloyd(block: Block, centre: Tensor, used: Tensor, wanted: Tensor, rounds: int, reseed: bool) -> Found:
     """Assign and move until nothing changes, or for that many rounds."""
     x, clusters = block.x, centre.shape[1]
-    before = None
+    before = torch.full_like(block.rows, -1)
     for _ in range(rounds):
         near, own = nearest(x, centre, used)
-        if before is not None and torch.equal(own, before):
-            break
-        before = own
         member = membership(own, block.mask, clusters)
         count = member.sum(1)  # [c, k]
+        empty = wanted & (count == 0)
+        moved, holes = torch.stack([(own != before).any(), empty.any()]).tolist()  # here the host waits, once a round
+        if not moved:
+            break
+        before = own
         mean = member.mT @ x / count.clamp_min(1).unsqueeze(2)
         centre = torch.where((count > 0).unsqueeze(2), mean, centre)
-        if reseed:
-            centre, used = revive(block, centre, used, wanted & (count == 0), near)
+        if reseed and holes:
+            centre, used = revive(block, centre, used, empty, near)
     own = nearest(x, centre, used)[1]
     member = membership(own, block.mask, clusters)
     squared = (x - rows_of(centre, own)).square().mean(2, keepdim=True) * block.mask.unsqueeze(2)  # [c, n, 1]
