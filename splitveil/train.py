@@ -239,7 +239,7 @@ class Training:
         torch.manual_seed(seed_of(self.seed, "refresh", epoch))  # the same in every process, and after a resume
         assert self.parts.cem is not None
         if self.kept is None or self.kept[0, 0].isnan().all():
-            features = features_of(self.parts.model, self.task, self.bf16)
+            features = features_of(self.parts.model, self.task, self.bf16, self.fused)
             labels = self.task.labels
         else:
             self.feed.begin(self.seed, epoch - 1)  # who was where in the epoch before

@@ -9,17 +9,17 @@ from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import Defence
-from splitveil.measure import run_pass
+from splitveil.measure import features_of, run_pass
 from splitveil.metrics.leakage import rate_bits
 from splitveil.split import SplitModel
 
 
-def setting() -> tuple[SplitModel, DeviceImages]:
+def setting(count: int = 23) -> tuple[SplitModel, DeviceImages]:
     torch.manual_seed(0)
     edge = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3))
     cloud = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 36, 4))
     rng = np.random.default_rng(0)
-    images = ImageSet(rng.integers(0, 256, (23, 1, 8, 8), np.uint8), rng.integers(0, 4, 23), ("a", "b", "c", "d"))
+    images = ImageSet(rng.integers(0, 256, (count, 1, 8, 8), np.uint8), rng.integers(0, 4, count), ("a", "b", "c", "d"))
     return SplitModel(edge, cloud, (3, 6, 6), (1, 8, 8)), DeviceImages(images, torch.device("cpu"))
 
 
@@ -34,6 +34,17 @@ def test_a_pass_gives_every_image_once_in_order_whatever_the_batches(size: int) 
     torch.testing.assert_close(outcome.z, z)  # before the channel and untouched by the in-place ReLU
     assert torch.equal(outcome.correct, logits.argmax(1) == images.labels)
     torch.testing.assert_close(outcome.loss, F.cross_entropy(logits, images.labels))
+
+
+@pytest.mark.parametrize("count", [1, 249, 250, 251, 500, 503])
+def test_features_are_those_of_every_image_in_order_also_of_the_last_and_smaller_batch(count: int) -> None:
+    model, images = setting(count)
+    model.eval()
+    with torch.no_grad():
+        expected = model.edge(images.take(slice(None)))
+    model.train()
+    torch.testing.assert_close(features_of(model, images), expected)
+    assert model.training
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -14,6 +14,7 @@ from splitveil.build import build_parts
 from splitveil.data.loader import DeviceImages
 from splitveil.measure import features_of
 from splitveil.surrogates.clustering import Clusters, kmeans
+from splitveil.train import fuses_steps
 
 CLUSTERS = 5
 ROUNDS = 25
@@ -31,7 +32,7 @@ def refresh_rows(setting: Setting, advance: Advance) -> list[Row]:
     features, labels = features_like(base.parts, task, setting.images, device)
     moved = features + 0.1 * features.std(0) * torch.randn_like(features)
     works: dict[str, Work] = {BASE: Block([base], setting.steps)}
-    works["features"] = partial(features_of, base.parts.model, images, base.bf16)
+    works["features"] = partial(features_of, base.parts.model, images, base.bf16, fuses_steps(base.config, device))
     first = {}
     for name, config in chosen.items():
         cem = build_parts(config, task, device).cem
