@@ -58,26 +58,26 @@ class SlotAttention(nn.Module):
         self.norm = nn.LayerNorm(h)
         self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
 
-    def logits(self, x: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+    def metric(self) -> Tensor:
+        """beta W_q^T W_k / sqrt(h), [h, h]."""
+        q, k = self.to_k.weight if self.tied else self.to_q.weight, self.to_k.weight
+        return q.T @ k * (self.log_beta.exp() / k.shape[0] ** 0.5)
+
+    def logits(self, x: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
         """How much each sample belongs to each slot, before the softmax over slots; nothing belongs to a dead one."""
-        scale = self.log_beta.exp() / x.shape[2] ** 0.5
-        if self.tied:
-            key = slots @ (self.to_k.weight.T @ self.to_k.weight) * scale
-            level = -0.5 * (key * slots).sum(2)  # |W_k x|^2 is the same for all slots
-        else:
-            key = self.to_q(self.norm_slots(slots)) @ self.to_k.weight * scale
-            level = torch.zeros_like(key[..., 0])
+        key = (slots if self.tied else self.norm_slots(slots)) @ metric
+        level = -0.5 * (key * slots).sum(2) if self.tied else torch.zeros_like(key[..., 0])  # |W_k x|^2 is all slots'
         return torch.baddbmm(level.masked_fill(dead, DEAD).unsqueeze(1), x, key.mT)
 
-    def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
+    def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
         early = torch.no_grad() if self.tied else nullcontext()
         with early:
             for _ in range(self.rounds - 1):
-                slots = self.round(x, there, slots, dead)
-        return self.round(x, there, slots, dead)
+                slots = self.round(x, there, slots, dead, metric)
+        return self.round(x, there, slots, dead, metric)
 
-    def round(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor) -> Tensor:
-        r = shares(self.logits(x, slots, dead)) * there  # [g, n, s]
+    def round(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
+        r = shares(self.logits(x, slots, dead, metric)) * there  # [g, n, s]
         u = self.to_v(r.mT @ x / r.sum(1).clamp_min(1e-8).unsqueeze(2))  # [g, s, h]
         new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
         new = new + self.mlp(self.norm(new))

@@ -186,9 +186,10 @@ class Slots(Surrogate):
         """r [g, n, s], each sample's shares in the slots of its class; y [g, n, h]; the cross attention [g, heads, n, s]."""
         x, slots, dead = self.views(groups)
         there = groups.mask.unsqueeze(2) * ~dead.unsqueeze(1)  # [g, n, s]
-        slots = self.attention(x, there, slots, dead)
+        metric = self.attention.metric()
+        slots = self.attention(x, there, slots, dead, metric)
         y, seen = self.cross(x, slots, dead)
-        return shares(self.slot_power * self.attention.logits(y, slots, dead)) * there, y, seen
+        return shares(self.slot_power * self.attention.logits(y, slots, dead, metric)) * there, y, seen
 
     def penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""

@@ -237,7 +237,7 @@ def test_slot_attention_is_the_papers_round_by_round() -> None:
     torch.manual_seed(0)
     module = SlotAttention(6, rounds=2, tied=False).double()
     x, slots_ = torch.randn(1, 9, 6).double(), torch.randn(1, 3, 6).double()
-    found = module(x, torch.ones(1, 9, 3).double(), slots_, torch.zeros(1, 3, dtype=torch.bool))[0]
+    found = module(x, torch.ones(1, 9, 3).double(), slots_, torch.zeros(1, 3, dtype=torch.bool), module.metric())[0]
     own = slots_[0]
     k, v = x[0] @ module.to_k.weight.T, x[0] @ module.to_v.weight.T
     for _ in range(2):
@@ -256,11 +256,15 @@ def test_the_slots_of_the_tied_attention_are_those_of_all_rounds_and_their_gradi
         module.alpha.fill_(0.5)
     x, there, dead = torch.randn(1, 9, 6).double(), torch.ones(1, 9, 3).double(), torch.zeros(1, 3, dtype=torch.bool)
     slots_ = torch.randn(1, 3, 6).double()
-    second = module.round(x, there, module.round(x, there, slots_, dead), dead)
-    found, expected = module(x, there, slots_, dead), module.round(x, there, second.detach(), dead)
+    given = dead, module.metric()
+    second = module.round(x, there, module.round(x, there, slots_, *given), *given)
+    found, expected = module(x, there, slots_, *given), module.round(x, there, second.detach(), *given)
     torch.testing.assert_close(found, expected)
     weights = list(module.parameters())
-    pulls = (torch.autograd.grad(each.square().sum(), weights, allow_unused=True) for each in (found, expected))
+    pulls = (
+        torch.autograd.grad(each.square().sum(), weights, allow_unused=True, retain_graph=True)
+        for each in (found, expected)
+    )
     torch.testing.assert_close(*pulls)
 
 
@@ -304,3 +308,18 @@ def test_shares_are_a_softmax_with_a_floor() -> None:
     torch.testing.assert_close(found[0, 0, :2], logits[0, 0, :2].softmax(0))
     assert (found[0, 0, 2:] < 1e-12).all() and (found[0, 0, 2:] > torch.finfo().tiny).all()
     assert found[0, 1].isnan().all()  # a step of NaN is skipped, which needs it to be seen
+
+
+def test_the_tied_attention_goes_by_distances_under_its_metric_and_leaves_out_the_dead() -> None:
+    torch.manual_seed(0)
+    module = SlotAttention(6, rounds=1, tied=True).double()
+    with torch.no_grad():
+        module.to_k.weight.normal_()
+        module.log_beta.fill_(0.3)
+    x, slots_ = torch.randn(2, 9, 6).double(), torch.randn(2, 3, 6).double()
+    dead = torch.tensor([[False, False, True], [False, False, False]])
+    logits = module.logits(x, slots_, dead, module.metric())
+    apart = module.to_k(x).unsqueeze(2) - module.to_k(slots_).unsqueeze(1)  # [g, n, s, h]
+    expected = -np.exp(0.3) * apart.square().sum(3) / (2 * 6**0.5)
+    expected = expected.masked_fill(dead.unsqueeze(1), -torch.inf).softmax(2)
+    torch.testing.assert_close(shares(logits), expected, atol=1e-12, rtol=1e-9)
