@@ -1,5 +1,7 @@
 """What a run saves and how it is brought back: weights for attack, evaluate and serve, and all that the next epoch needs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +62,8 @@ def restore(parts: "Parts", run: "Run") -> tuple[int, float, dict[str, Any]]:
     for i, own in enumerate(parts.channel.optimizers()):
         restore_optimizer(own, below(leaves, f"channel_optimizer{i}"))
     if parts.cem is not None:
-        parts.cem.load_state_dict(below(tensors, "cem"))
+        with refused():
+            parts.cem.load_state_dict(below(tensors, "cem"))
         if parts.cem.optimizer is not None:
             restore_optimizer(parts.cem.optimizer, below(leaves, "cem_optimizer"))
     return epoch + 1, others["best"], leaves
@@ -74,9 +77,16 @@ def weights_of(parts: "Parts") -> dict[str, Tensor]:
 
 def load_weights(parts: "Parts", tensors: dict[str, Tensor]) -> None:
     parts.channel.reshape(parts.model, below(tensors, "channel"))
-    try:
+    with refused():
         parts.model.load_state_dict(below(tensors, "model"))
         parts.channel.load_state_dict(below(tensors, "channel"))
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Tensors that do not fit are a user's error, in one line."""
+    try:
+        yield
     except RuntimeError as error:
         what = " ".join(str(error).split())[:200]
         raise UserError(

@@ -51,7 +51,7 @@ def run_pass(
 
 @torch.no_grad()
 def features_of(model: SplitModel, images: DeviceImages, bf16: bool = False, fused: bool = False) -> Tensor:
-    """What the edge makes of every image, in eval mode: float32 [n, *z_shape], computed in bfloat16 if that is wanted."""
+    """What the edge makes of every image, in eval mode: [n, *z_shape], not in bfloat16 also if it is computed so."""
     edge, n = torch.compile(encode, dynamic=False) if fused else encode, len(images)
     # Large batches fall out of a CPU's caches: 2,000 were three times as slow there.
     size = min(n, 2000 if images.device.type == "cuda" else 250)

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 -m splitveil train recipes/cem_small_fashion.toml      # the same batch, spread over processes
 
 An epoch's randomness is a function of (seed, epoch), and everything else that the next epoch needs is saved at its end: killed
-at any moment and started again with the same command, a run on the CPU ends with bit-identical weights.
+at any moment and started again with the same command, a run on the CPU ends with bit-identical weights. With `train.compile` that
+holds unless torch adds up in parallel, as it does for kmeans from batches of about 1,024 on.
 """
 
 import os
@@ -177,11 +178,12 @@ def assemble(parts: "Parts", config: TrainConfig, world: int) -> tuple[nn.Module
     """The pipeline, and the task's optimiser over its parameters as they are now."""
     device = next(parts.model.parameters()).device
     pipeline: nn.Module = Pipeline(parts.model, parts.channel, config.label_smoothing, fuses_steps(config, device))
-    if config.compile:
+    if fuses_steps(config, device):
         torch.backends.cudnn.benchmark = True  # time at the start for time in every step, as compiling is
+    if config.compile:
         torch._dynamo.config.recompile_limit = KINDS
         if parts.cem is not None:
-            if device.type == "cpu":
+            if device.type != "cuda":
                 check_compiler()
             parts.cem.surrogate.compile(dynamic=False)
     parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
@@ -338,7 +340,7 @@ def steps_of_a_launch(steps: int, runs: int) -> int:
 
 
 def step_all(trainings: Sequence[Training], many: int) -> None:
-    """`many` steps of every run; on a GPU side by side, as one of them fills a small part of it, and no run waits for another."""
+    """`many` steps of every run; on a GPU side by side, where no run waits for another: eight take five times as long as one."""
     if len(trainings) == 1:
         repeat(many, trainings[0].step)
         return

@@ -194,6 +194,7 @@ def test_what_a_command_line_asks_for() -> None:
     assert len(plan.settings) == 8
     setting = plan.settings[0][1]
     assert (setting.rounds, setting.steps, setting.slow_rounds) == QUICK["cpu"] and setting.images == QUICK_IMAGES
+    assert not setting.compile and plan_of(["--device", "cpu", "--compile"]).settings[0][1].compile
     everything = {what for what, _ in plan_of(["--device", "cpu"]).settings}
     assert everything == {what for what in WITHOUT_CUDA if what != "sklearn" or importlib.util.find_spec("sklearn")}
 

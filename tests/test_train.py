@@ -421,16 +421,21 @@ def test_a_launch_replays_a_divisor_of_an_epochs_steps(steps: int, runs: int, ma
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(small: list[str], tmp_path: Path):
+def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     try:
         train.check_compiler()
     except UserError as error:
         pytest.skip(str(error))
+    seen, compiling = [], Surrogate.compile
+    monkeypatch.setattr(Surrogate, "compile", lambda self, **how: seen.append(self) or compiling(self, **how))
     flags = [*small, "--cem.surrogate", "gated", "--cem.warmup", "0", "--train.epochs", "1"]
     plain, compiled = (
         train_run(tmp_path / name, parse([*flags, *more]))[0]
         for name, more in {"plain": [], "compiled": ["--train.compile"]}.items()
     )
+    assert [surrogate._compiled_call_impl is not None for surrogate in seen] == [True]
     torch.testing.assert_close(compiled.load_weights(), plain.load_weights(), rtol=1e-3, atol=1e-4)
 
 
@@ -444,4 +449,3 @@ def test_without_a_compiler_it_is_said_before_the_first_step(
     train.check_compiler.cache_clear()
     with pytest.raises(UserError, match=r"a C\+\+ compiler and Python's headers on a CPU \(here: RuntimeError\)"):
         train_run(tmp_path, parse([*small, "--cem.surrogate", "gated", "--train.compile"]))
-    train.check_compiler.cache_clear()

@@ -27,7 +27,7 @@ class Bank(nn.Module):
 
     @torch.no_grad()
     def push(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
-        """Remember [b, d] features, of each class the last ones; none if `finite` is false, and no row that is not finite."""
+        """Remember [b, d] features, of each class the last ones; none if `finite` is false, no row whose sum is not finite."""
         keep = finite & z.sum(1).isfinite()
         member = members(y, self.classes, torch.float32) * keep.unsqueeze(1)  # [b, c]
         counts = member.sum(0).long()

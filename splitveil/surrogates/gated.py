@@ -51,6 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "space": "normalised", "form": "per_dimension", "gate_objective": "cooperative", "ess_floor": 0.0, "narrowing": 4,
     },
 }  # fmt: skip
+"""`narrowing` is no option: d over the width of the gate."""
 COLLAPSED = 0.25
 """The alarm: fewer effective samples than this share of the class,"""
 HIDDEN = 0.95

@@ -95,9 +95,8 @@ def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
     middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]
     length = torch.linalg.vector_norm(centre - middle.unsqueeze(1), dim=2).square_()  # [c, k]
     length = length.masked_fill_(weight == 0, torch.inf)
-    product = (middle.index_select(0, y).neg_().add_(z) @ centre.flatten(0, 1).T).view(
-        len(z), -1, clusters
-    )  # [b, c, k]
+    apart = middle.index_select(0, y).neg_().add_(z)  # [b, d]
+    product = (apart @ centre.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
     product = product.gather(1, y.view(-1, 1, 1).expand(-1, 1, clusters)).squeeze(1)  # [b, k]
     return (length.index_select(0, y) - 2 * product).argmin(1)
 

@@ -185,7 +185,8 @@ class Slots(Surrogate):
     def shares(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """r [g, n, s], each sample's shares in the slots of its class; y [g, n, h]; the cross attention [g, heads, n, s]."""
         x, slots, dead = self.views(groups)
-        there = groups.mask.unsqueeze(2) * ~dead.unsqueeze(1)  # [g, n, s]
+        none = dead.all(1, keepdim=True)  # then all are alike: equal shares
+        there = groups.mask.unsqueeze(2) * (~dead | none).unsqueeze(1)  # [g, n, s]
         metric = self.attention.metric()
         slots = self.attention(x, there, slots, dead, metric)
         y, seen = self.cross(x, slots, dead)

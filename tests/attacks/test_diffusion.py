@@ -249,6 +249,11 @@ def test_its_strength_of_guidance_does_not_depend_on_the_scale_of_the_features()
     torch.testing.assert_close(scaled.reconstruct(large), plain.reconstruct(small), atol=1e-3, rtol=0)
 
 
+def test_three_own_images_are_enough_to_start_with() -> None:
+    attack = built(epochs=1, guidance=None, steps=2).fit(access(own=images(0, 120, 40)))
+    assert attack.reconstruct(Observation(torch.rand(2, 1, 1, 8, 8))).shape == (2, 1, 8, 8)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

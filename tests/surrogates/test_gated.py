@@ -221,6 +221,10 @@ def test_the_hidden_width_follows_the_features(dim: int, width: int) -> None:
     assert len(build("gated", dim=dim, classes=2, sigma=0.1).w) == width
 
 
+def test_as_written_the_gate_is_twice_as_wide() -> None:
+    assert len(build("gated", dim=1024, classes=2, sigma=0.1, preset="as_written").w) == 256
+
+
 @pytest.mark.parametrize(
     "options", [{"ess_floor": 1.5}, {"entropy_floor": -0.1}, {"hidden": 0}, {"capacity": 1}], ids=str
 )

@@ -302,6 +302,18 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
         build("slots", dim=4, classes=2, sigma=0.1, **options)
 
 
+def test_a_slot_without_a_centre_has_no_share_at_all_and_all_are_equal_where_none_has_one() -> None:
+    z, y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2
+    surrogate = build("slots", dim=4, classes=2, sigma=0.1, slots=3, bank=0)
+    assert isinstance(surrogate, Slots)
+    surrogate.weight[0], surrogate.centre[0] = torch.tensor([0.5, 0.0, 0.5]), torch.randn(3, 4)
+    groups = surrogate.grouped(z, y)
+    r = surrogate.shares(groups)[0]
+    assert (r[0, :, 1] == 0).all()
+    torch.testing.assert_close(r[0].sum(1), groups.mask[0])
+    torch.testing.assert_close(r[1], groups.mask[1].unsqueeze(1).expand(-1, 3) / 3)
+
+
 def test_shares_are_a_softmax_with_a_floor() -> None:
     logits = torch.tensor([[[0.0, -1.0, -200.0, DEAD], [3.0, torch.nan, 1.0, DEAD]]])
     found = shares(logits)
