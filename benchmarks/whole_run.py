@@ -1,4 +1,4 @@
-"""How long a whole run takes: every epoch with its refresh, validation and checkpoints, and the decoder attack of 50 epochs.
+"""How long a whole run takes: epochs with refresh and validation, a checkpoint every half minute, and the decoder attack.
 
     python benchmarks/whole_run.py                                            # rate, 240 epochs, and the attack; for a GPU
     python benchmarks/whole_run.py --surrogates rate,kmeans,gated,slots --epochs 12 --no-attack     # epochs of each
@@ -10,6 +10,8 @@ the next; `start` is what the first epoch takes more than that: compiling, captu
 """
 
 import argparse
+import shlex
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +100,8 @@ def main() -> None:
                 lines.append(shape | timed(runs, not options.no_attack))
                 print(lines[-1], flush=True)
                 device = pick_device(next(iter(chosen.values())).device)
-                write_json(options.out, {"claim": "seconds of whole runs", **environment(device), "lines": lines})
+                about = {"claim": "seconds of whole runs", "command": shlex.join(["python", *sys.argv])}
+                write_json(options.out, {**about, **environment(device), "lines": lines})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from splitveil.registry import UserError
+from splitveil.train import check_compiler
+
 # Small tensors on shared cores: more threads only wait for each other, and bits depend on their number.
 torch.set_num_threads(1)
 
@@ -34,3 +37,12 @@ def small(pictures: Path) -> list[str]:
         --cem.surrogate uniform --cem.strength 16 --cem.warmup 1 --cem.lr-rescale off
         --train.epochs 3 --train.batch 32 --attacks mean_image --device cpu
     """.split()
+
+
+@pytest.fixture
+def compiler() -> None:
+    """Skips where torch.compile cannot work for a CPU."""
+    try:
+        check_compiler()
+    except UserError as error:
+        pytest.skip(str(error))

@@ -11,9 +11,7 @@ from splitveil.data.loader import DeviceImages
 from splitveil.defences import Defence
 from splitveil.measure import features_of, run_pass
 from splitveil.metrics.leakage import rate_bits
-from splitveil.registry import UserError
 from splitveil.split import SplitModel
-from splitveil.train import check_compiler
 
 
 def setting(count: int = 23) -> tuple[SplitModel, DeviceImages]:
@@ -50,11 +48,8 @@ def test_features_are_those_of_every_image_in_order_also_of_the_last_and_smaller
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.usefixtures("compiler")
 def test_compiled_the_features_are_the_same() -> None:
-    try:
-        check_compiler()
-    except UserError as error:
-        pytest.skip(str(error))
     model, images = setting(503)
     torch.testing.assert_close(features_of(model, images, fused=True), features_of(model, images))
 

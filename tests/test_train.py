@@ -421,13 +421,10 @@ def test_a_launch_replays_a_divisor_of_an_epochs_steps(steps: int, runs: int, ma
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.usefixtures("compiler")
 def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    try:
-        train.check_compiler()
-    except UserError as error:
-        pytest.skip(str(error))
     seen, compiling = [], Surrogate.compile
     monkeypatch.setattr(Surrogate, "compile", lambda self, **how: seen.append(self) or compiling(self, **how))
     flags = [*small, "--cem.surrogate", "gated", "--cem.warmup", "0", "--train.epochs", "1"]
