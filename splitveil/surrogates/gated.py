@@ -124,7 +124,7 @@ def effective_samples(a: Tensor) -> Tensor:
 def relative_entropy(a: Tensor, m: Tensor) -> Tensor:
     """Entropy over its maximum log m, [g, n] -> [g]; 1 for a class with one sample."""
     entropy = -torch.xlogy(a, a).sum(1)
-    return torch.where(m > 1, entropy / m.clamp_min(2).log(), 1.0)
+    return torch.where(m > 1, entropy / m.clamp_min(2).to(a.dtype).log(), 1.0)
 
 
 def keep_effective(a: Tensor, equal: Tensor, floor: float) -> Tensor:
