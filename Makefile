@@ -27,7 +27,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/splitveil bench --device cpu --batches 128 --against benchmarks/measured/bench_cpu.json
 
 tables: $(VENV)/.installed
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python -m benchmarks.tables
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "splitveil needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'

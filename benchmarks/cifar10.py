@@ -1,7 +1,7 @@
 """The paper's rows on real CIFAR-10, with and without CEM, beside the published numbers.
 
-    python benchmarks/cifar10.py --data DIR                          # DIR holds cifar-10-batches-bin/; for a GPU; resumable
-    python benchmarks/cifar10.py --data DIR --rows bottleneck --epochs 240 --out results/cifar10_240.json
+    python -m benchmarks.cifar10 --data DIR                          # DIR holds cifar-10-batches-bin/; for a GPU; resumable
+    python -m benchmarks.cifar10 --data DIR --rows bottleneck --epochs 240 --out results/cifar10_240.json
 
 Each row is recipes/paper/cifar10.toml with the recipe of its defence and, for "+ CEM", recipes/paper/cem.toml: the published
 surrogate, strength and learning-rate rule. Where `--epochs` is not the paper's 240, warm-up of the proxy decoder and time of the
@@ -13,12 +13,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from finish import finish
-
-from splitveil.arguments import parse
+from benchmarks.finish import finish
+from splitveil.cli.arguments import parse
 from splitveil.config import Config
-from splitveil.headline import strongest
-from splitveil.results import write_claim
+from splitveil.evaluation.claims import write_claim
+from splitveil.report.terminal import strongest
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
 PUBLISHED = {  # Xia et al., CVPR 2025, Tables 1 and 4: accuracy, decoder MSE ("infer"), SSIM, PSNR; without CEM and with it
@@ -95,7 +94,7 @@ def main() -> None:
         print("{row:20} accuracy {accuracy:.4f}  MSE {mse:.5f}  SSIM {ssim:.3f}  published {published}".format(**line))
     claim = f"the paper's rows on CIFAR-10, {options.epochs} epochs instead of {PAPER_EPOCHS}, seed {options.seed}"
     claim = claim.replace(" instead of 240", "") if options.epochs == PAPER_EPOCHS else claim
-    command = f"python benchmarks/cifar10.py --data DIR --rows {options.rows} --epochs {options.epochs}"
+    command = f"python -m benchmarks.cifar10 --data DIR --rows {options.rows} --epochs {options.epochs}"
     write_claim(options.out, claim, command, summaries, lines=lines)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from splitveil.attacking import attack_run
-from splitveil.commands import train_runs
+from splitveil.cli.commands import train_runs
 from splitveil.config import Config
-from splitveil.evaluate import evaluate_run
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.run_attacks import attack_run
 from splitveil.runs import read_json
 
 

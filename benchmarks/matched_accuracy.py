@@ -1,6 +1,6 @@
 """What CEM adds to noise at the same accuracy, on the bundled images: three seeds, one architecture, one attack suite.
 
-    python benchmarks/matched_accuracy.py --runs runs/matched --out results/matched_accuracy_fashion.json
+    python -m benchmarks.matched_accuracy --runs runs/matched --out results/matched_accuracy_fashion.json
 
 More noise also costs accuracy and also hides images, so comparing CEM with its own sigma at lambda = 0 flatters it. Here
 noise alone is trained at five sigmas. For each seed accuracy and log MSE are fitted as quadratics in log sigma (sigma is exact,
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from splitveil.attacking import attack_run
-from splitveil.commands import train_run
+from splitveil.cli.commands import train_run
+from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
-from splitveil.demo import demo_table
-from splitveil.evaluate import evaluate_run
-from splitveil.headline import strongest
-from splitveil.results import write_claim
+from splitveil.evaluation.claims import write_claim
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.run_attacks import attack_run
+from splitveil.report.terminal import strongest
 
 SIGMAS = (0.3, 1.0, 2.0, 4.0, 8.0)
 STRENGTHS = (0.4, 0.7)
@@ -102,7 +102,7 @@ def main() -> None:
     write_claim(
         options.out,
         "MSE of the strongest attack under gaussian + rate CEM, over that of gaussian noise alone at the same accuracy",
-        "python benchmarks/matched_accuracy.py",
+        "python -m benchmarks.matched_accuracy",
         [summary for rows in summaries.values() for summary in rows],
         gain_at_matched_accuracy=gains,
         gain_over_undefended=over_none,

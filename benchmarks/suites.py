@@ -1,8 +1,8 @@
 """The standard suite against defended models: which attack is strongest, by how much, and how long each takes.
 
-    python benchmarks/suites.py                                            # four models, two attackers' seeds; for a GPU
-    python benchmarks/suites.py --cifar10 DIR --attempts 1 --epochs 40     # undefended, noise and CEM on real CIFAR-10
-    python benchmarks/suites.py --only cem --runs runs/suites              # one of them; resumable
+    python -m benchmarks.suites                                            # four models, two attackers' seeds; for a GPU
+    python -m benchmarks.suites --cifar10 DIR --attempts 1 --epochs 40     # undefended, noise and CEM on real CIFAR-10
+    python -m benchmarks.suites --only cem --runs runs/suites              # one of them; resumable
 
 With two attempts every attack of the suite is fitted twice, from other random numbers, except those that have none. What makes no
 sense for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from splitveil.arguments import parse
-from splitveil.attacking import attack_folder, attack_run
 from splitveil.attacks import label_of
-from splitveil.commands import train_runs
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_runs
 from splitveil.config import Config
-from splitveil.evaluate import evaluate_run
-from splitveil.results import write_claim
+from splitveil.evaluation.claims import write_claim
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.run_attacks import attack_folder, attack_run
+from splitveil.evaluation.suites import suite
 from splitveil.runs import Run
-from splitveil.suites import suite
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FASHION = {  # after recipes/cem_small_fashion.toml, which is bottleneck, noise of 0.3 and rate CEM
@@ -135,7 +135,7 @@ def main() -> None:
         summaries.append(second)
         lines.append(line_of(model, first, second))
         print(markdown(lines), flush=True)
-        command = "python benchmarks/suites.py" + ("" if data == "fashion" else " --cifar10 DIR")
+        command = "python -m benchmarks.suites" + ("" if data == "fashion" else " --cifar10 DIR")
         command += "" if options.attempts == 2 else f" --attempts {options.attempts}"
         command += f" --epochs {options.epochs}" if options.epochs else ""
         claim = "the standard suite against models on " + {"fashion": "the bundled images", "cifar10": "CIFAR-10"}[data]

@@ -1,6 +1,6 @@
 """Pictures for docs/surrogates: each surrogate's curves over training, and accuracy against the attacker's error.
 
-    python benchmarks/surrogate_curves.py --runs runs/surrogates --out docs/surrogates
+    python -m benchmarks.surrogate_curves --runs runs/surrogates --out docs/surrogates
 
 Reads what benchmarks/surrogates.py left: metrics.jsonl of one seed's runs, and its results/surrogates_fashion.json.
 """

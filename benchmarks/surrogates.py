@@ -1,7 +1,7 @@
 """Every surrogate on the bundled images: what it gains over the same noise without CEM, and over noise alone at its accuracy.
 
-    python benchmarks/surrogates.py                       # 78 runs, one after the other; resumable
-    for i in 0 1 2 3 4 5 6 7; do python benchmarks/surrogates.py --part $i/8 & done; wait; python benchmarks/surrogates.py
+    python -m benchmarks.surrogates                       # 78 runs, one after the other; resumable
+    for i in 0 1 2 3 4 5 6 7; do python -m benchmarks.surrogates --part $i/8 & done; wait; python -m benchmarks.surrogates
                                                           # the same on one GPU, eight processes side by side
 
 Three seeds, one architecture, one noise (sigma 0.3), one attack suite (the demo's). For each row:
@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from matched_accuracy import SIGMAS, interval, log_mse, noise_at
 
-from splitveil.attacking import attack_run
-from splitveil.commands import train_run
+from splitveil.cli.commands import train_run
+from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
-from splitveil.demo import demo_table
-from splitveil.evaluate import evaluate_run
-from splitveil.results import write_claim
+from splitveil.evaluation.claims import write_claim
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.run_attacks import attack_run
 from splitveil.runs import read_json
 
 SIGMA = 0.3
@@ -134,7 +134,7 @@ def main() -> None:
     write_claim(
         options.out,
         "MSE of the strongest attack under each surrogate, over the same noise without CEM, paired over three seeds",
-        "python benchmarks/surrogates.py",
+        "python -m benchmarks.surrogates",
         [summary for own in summaries.values() for summary in own],
         comparison=lines,
     )

@@ -1,7 +1,7 @@
 """Every defence with and without CEM on the bundled images, and the paper's rows at two strengths and three seeds.
 
     make tables                                                     # one run after the other; resumable
-    for i in 0 1 2 3; do python benchmarks/tables.py --part $i/4 --together 21 & done; wait; make tables       # one GPU
+    for i in 0 1 2 3; do python -m benchmarks.tables --part $i/4 --together 21 & done; wait; make tables       # one GPU
 
     every      each defence at its default strength (bottleneck below it unless it makes z itself), seed 0
     paper      Bottleneck, DistCorr, Dropout, PATROL, ResSFL, Noise_Nopeek and Noise_ARL at two strengths, three seeds
@@ -19,18 +19,18 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 import torch
-from finish import finish
 
-from splitveil.bench import BASE, ROUNDS, in_turns, random_images, steps_of
-from splitveil.build import build_parts, pick_device
+from benchmarks.bench import BASE, ROUNDS, in_turns, random_images, steps_of
+from benchmarks.finish import finish
+from splitveil.cli.demo import demo_table
 from splitveil.config import Config, from_dict
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import build
-from splitveil.demo import demo_table
-from splitveil.headline import strongest
+from splitveil.evaluation.claims import write_claim
 from splitveil.registry import DEFENCES
-from splitveil.results import write_claim
+from splitveil.report.terminal import strongest
+from splitveil.training.build import build_parts, pick_device
 
 CEM = {"surrogate": "kmeans", "strength": 0.08, "lr_rescale": "off", "sigma": 0.3}
 BOTTLENECK = {"name": "bottleneck"}

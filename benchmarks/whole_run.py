@@ -1,8 +1,8 @@
 """How long a whole run takes: epochs with refresh and validation, a checkpoint every half minute, and the decoder attack.
 
-    python benchmarks/whole_run.py                                            # rate, 240 epochs, and the attack; for a GPU
-    python benchmarks/whole_run.py --surrogates rate,kmeans,gated,slots --epochs 12 --no-attack     # epochs of each
-    python benchmarks/whole_run.py --epochs 12 --no-attack --seeds 8          # eight seeds side by side
+    python -m benchmarks.whole_run                                            # rate, 240 epochs, and the attack; for a GPU
+    python -m benchmarks.whole_run --surrogates rate,kmeans,gated,slots --epochs 12 --no-attack     # epochs of each
+    python -m benchmarks.whole_run --epochs 12 --no-attack --seeds 8          # eight seeds side by side
 
 After recipes/cem_vgg11_cifar10.toml, compiled, with CEM from the first epoch on, and 390 steps of 128 images an epoch: 49,920
 random images in CIFAR-10's shape beside those for validation and the attacker. `epoch` is the median time from one epoch's end to
@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from splitveil.arguments import parse
-from splitveil.attacking import attack_run
-from splitveil.bench.steps import SHAPES, random_images
-from splitveil.build import pick_device
-from splitveil.commands import train_runs
+from benchmarks.bench.steps import SHAPES, random_images
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_runs
 from splitveil.config import Config
-from splitveil.evaluate import evaluate_run
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.run_attacks import attack_run
 from splitveil.runs import Run, environment, write_json
+from splitveil.training.build import pick_device
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "cem_vgg11_cifar10.toml"
 STEPS, BATCH = 390, 128

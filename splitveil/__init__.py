@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from splitveil import attacks, defences, surrogates
     from splitveil.cem import CEM
     from splitveil.channel import Channel
-    from splitveil.split import SplitModel, cuts, split
+    from splitveil.cut_by_fx import cuts
+    from splitveil.split_model import SplitModel, split
 
 __version__ = "0.1.0"
 __all__ = ["CEM", "Channel", "SplitModel", "attacks", "cuts", "defences", "split", "surrogates"]
 
-_HOMES = {"CEM": "cem", "Channel": "channel", "SplitModel": "split", "cuts": "split", "split": "split"}
+_HOMES = {"CEM": "cem", "Channel": "channel", "SplitModel": "split_model", "cuts": "cut_by_fx", "split": "split_model"}
 
 
 def __getattr__(name: str) -> Any:

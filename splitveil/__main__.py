@@ -38,7 +38,7 @@ def dispatch(arguments: list[str]) -> None:
         return
     if arguments[0] not in COMMANDS:
         raise unknown("command", arguments[0], COMMANDS)
-    from splitveil import commands
+    from splitveil.cli import commands
 
     getattr(commands, f"{arguments[0]}_command")(arguments[1:])
 

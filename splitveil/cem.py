@@ -32,12 +32,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from splitveil.aside import Aside
-from splitveil.distributed import everywhere, gather
+from splitveil.device.process_group import everywhere, gather
+from splitveil.device.side_stream import Aside
 from splitveil.registry import UserError
+from splitveil.statistics.by_class import class_moments
+from splitveil.statistics.rates import diagonal_rate
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.by_class import class_moments
-from splitveil.surrogates.rate import diagonal_rate
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 class Noisy(NamedTuple):

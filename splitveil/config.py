@@ -5,7 +5,7 @@
     [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
     [cem.rate] form = "full"
 
-Names are resolved by our registries, with a suggestion for a misspelling; `splitveil.arguments` reads the flags.
+Names are resolved by our registries, with a suggestion for a misspelling; `splitveil.cli.arguments` reads the flags.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from splitveil.cem import CEMConfig
 from splitveil.data.splits import SplitsConfig
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
-from splitveil.train import TrainConfig
+from splitveil.training.loop import TrainConfig
 
 
 def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:

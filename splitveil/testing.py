@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from splitveil.flags import FLAGS
-from splitveil.limits import Condition, broken
+from splitveil.evaluation.conditions import Condition, broken
+from splitveil.evaluation.flags import FLAGS
 from splitveil.registry import UserError, unknown
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from splitveil.registry import UserError
-from splitveil.train import check_compiler
+from splitveil.training.loop import check_compiler
 
 # Small tensors on shared cores: more threads only wait for each other, and bits depend on their number.
 torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 import pytest
 from torch import Tensor
 
-from splitveil import train
+from splitveil.training import loop as train
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from splitveil import defences
 from splitveil.attacks import Attack
+from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
-from splitveil.split import SplitModel
-from splitveil.threat import Access, Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 X_SHAPE, Z_SHAPE = (1, 8, 8), (2, 8, 8)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 import splitveil
 from splitveil import cem as cem_module
-from splitveil import distributed, surrogates
+from splitveil import surrogates
 from splitveil.cem import CEM, ramped, rescale
 from splitveil.channel import Channel
+from splitveil.device import process_group as distributed
 from splitveil.registry import UserError
+from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.by_class import class_moments, over_classes
 
 B, D, CLASSES = 12, 4 * 4 * 4, 3
 

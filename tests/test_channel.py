@@ -6,7 +6,7 @@ from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 class Scale(Defence):

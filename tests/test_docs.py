@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks.bench.table import costs
 from splitveil.__main__ import COMMANDS
-from splitveil.arguments import parse
-from splitveil.bench.table import costs
+from splitveil.cli.arguments import parse
 from splitveil.registry import ATTACKS, SURROGATES
 
 ROOT = Path(__file__).parent.parent

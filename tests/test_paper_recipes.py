@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.arguments import parse
+from splitveil.cli.arguments import parse
 from splitveil.config import from_dict, merged, read_toml
 from splitveil.registry import UserError
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from splitveil.__main__ import COMMANDS
-from splitveil.arguments import parse
+from splitveil.cli.arguments import parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

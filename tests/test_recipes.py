@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from splitveil.cli.demo import rows
 from splitveil.config import from_dict, read_toml, to_dict
-from splitveil.demo import rows
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.limits import Condition, broken, parse_condition
+from splitveil.evaluation.conditions import Condition, broken, parse_condition
 from splitveil.registry import UserError
 from splitveil.testing import assert_leakage
 

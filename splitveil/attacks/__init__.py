@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from splitveil.attacks.threat import SAME_DISTRIBUTION, Access, Observation, ThreatModel
 from splitveil.registry import ATTACKS
-from splitveil.threat import SAME_DISTRIBUTION, Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

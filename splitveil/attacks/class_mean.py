@@ -19,9 +19,9 @@ from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.mean_image import mean_of
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.loader import DeviceImages
 from splitveil.registry import ATTACKS
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

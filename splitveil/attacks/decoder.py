@@ -40,7 +40,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.attacks.inverse import (
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.shared.inverse_network import (
     CHUNK,
     Inverse,
     InverseAttack,
@@ -49,15 +50,14 @@ from splitveil.attacks.inverse import (
     pool,
     shows_mask,
 )
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
 from splitveil.defences import AttackHints
 from splitveil.metrics.image import ssim
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of
-from splitveil.surrogates.clustering import kmeans
-from splitveil.threat import Access
+from splitveil.statistics.clustering import kmeans
 
 GATHERED = 2**28
 """Numbers of z that k-means is given at most (1 GiB); of more images every second, third, … is taken."""

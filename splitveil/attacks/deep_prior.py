@@ -32,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.inversion import Release, Target, target_of, total_variation
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative
-from splitveil.capture import Captured
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative
+from splitveil.attacks.shared.image_descent import Release, Target, target_of, total_variation
+from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.device.capture import Captured
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

@@ -50,17 +50,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig, build
-from splitveil.attacks.inversion import Release, descend, target_of
 from splitveil.attacks.refine import PRIORS, objective
-from splitveil.attacks.training import Learner, above_zero, at_least, held_out, not_negative, train_in_epochs
-from splitveil.capture import Captured
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, held_out, not_negative, train_in_epochs
+from splitveil.attacks.shared.image_descent import Release, descend, target_of
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed
+from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
 from splitveil.models.unet import UNet
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 GRID = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Candidates for the guidance; on Gaussians, where the posterior is known, 5 to 15 come closest to it; with noise in z less."""

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.gan import gradient_penalty
-from splitveil.attacks.substitute import by_network, critic, draw, send, settle, train_inverse
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, points, train
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, points, train
+from splitveil.attacks.shared.substitute_edge import by_network, critic, draw, send, settle, train_inverse
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.models.decoder import as_image
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 KERNELS = tuple(2.0**q for q in range(-3, 2))
 """Widths of the Gaussian kernels, as multiples of the mean squared distance."""

@@ -25,14 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.attacks.inverse import InverseAttack, InverseConfig
-from splitveil.attacks.substitute import draw
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.shared.inverse_network import InverseAttack, InverseConfig
+from splitveil.attacks.shared.substitute_edge import draw
+from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access
 
 PENALTY = 10
 """Of the critic's gradient, as in WGAN-GP."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.loader import DeviceImages
 from splitveil.registry import ATTACKS
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

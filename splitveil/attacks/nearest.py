@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.inverse import CHUNK, nearest_row, pool, shows_mask
+from splitveil.attacks.shared.inverse_network import CHUNK, nearest_row, pool, shows_mask
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.registry import ATTACKS, UserError
-from splitveil.threat import Access, Observation, ThreatModel
 
 LARGEST = 2**31
 """Numbers of z that are kept (8 GiB); of more images every second, third, … is taken."""

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig, build
-from splitveil.attacks.inversion import Release, Target, descend, target_of, total_variation
-from splitveil.attacks.training import above_zero, at_least, held_out, not_negative
+from splitveil.attacks.shared.fitting import above_zero, at_least, held_out, not_negative
+from splitveil.attacks.shared.image_descent import Release, Target, descend, target_of, total_variation
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.metrics.image import mse
 from splitveil.registry import ATTACKS
 from splitveil.rng import stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

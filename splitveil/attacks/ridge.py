@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.training import at_least, which_out
+from splitveil.attacks.shared.fitting import at_least, which_out
+from splitveil.attacks.threat import Access, Observation
 from splitveil.registry import ATTACKS, UserError
-from splitveil.threat import Access, Observation
 
 
 @dataclass(frozen=True)

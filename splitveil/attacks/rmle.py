@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig, build
-from splitveil.attacks.inversion import Release, Target, descend, places, target_of, total_variation
 from splitveil.attacks.ridge import LARGEST
-from splitveil.attacks.training import above_zero, at_least, held_out, not_negative
+from splitveil.attacks.shared.fitting import above_zero, at_least, held_out, not_negative
+from splitveil.attacks.shared.image_descent import Release, Target, descend, places, target_of, total_variation
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.loader import DeviceImages
 from splitveil.metrics.image import mse
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shadow import through_cloud
-from splitveil.attacks.substitute import critic, draw, send
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, points, train
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, points, train
+from splitveil.attacks.shared.substitute_edge import critic, draw, send
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.models.decoder import as_image, res_decoder
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 EMBEDDING = 50
 

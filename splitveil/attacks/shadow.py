@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.substitute import by_network, draw, nearest_image, send, train_inverse
-from splitveil.attacks.training import Learner, above_zero, at_least, not_negative, points, train
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, points, train
+from splitveil.attacks.shared.substitute_edge import by_network, draw, nearest_image, send, train_inverse
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.substitute import distance, nearest_image
-from splitveil.attacks.training import Learner, Repeated, above_zero, at_least, not_negative
+from splitveil.attacks.shared.fitting import Learner, Repeated, above_zero, at_least, not_negative
+from splitveil.attacks.shared.substitute_edge import distance, nearest_image
+from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
-from splitveil.threat import Access, Observation, ThreatModel
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Feed:
     """One epoch after another of shuffled, augmented batches.
 
     Order, random numbers and the place in the epoch are tensors that stay where they are: `next` is the same kernels every time,
-    so that a step which begins with it can be captured (`splitveil.capture`).
+    so that a step which begins with it can be captured (`splitveil.device.capture`).
     """
 
     def __init__(

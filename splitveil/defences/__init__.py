@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.registry import DEFENCES
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

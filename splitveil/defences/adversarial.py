@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.defences.proxy import Proxy
+from splitveil.defences.shared.proxy import Proxy
 from splitveil.metrics.image import ssim
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

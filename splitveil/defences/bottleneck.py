@@ -13,7 +13,7 @@ from torch import nn
 
 from splitveil.defences import Defence
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.defences.proxy import Proxy
+from splitveil.defences.shared.proxy import Proxy
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

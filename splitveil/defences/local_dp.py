@@ -42,7 +42,7 @@ from torch import Tensor
 from splitveil.defences import AttackHints, Defence
 from splitveil.defences.gaussian import add_noise
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from splitveil.defences import Defence
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 PASSES = (nn.BatchNorm2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Identity)
 """Layers that treat each channel for itself."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.defences.local_dp import add_laplace
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

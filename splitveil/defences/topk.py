@@ -20,7 +20,7 @@ from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

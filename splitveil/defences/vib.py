@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 LOG_VARIANCE = (-10.0, 4.0)
 """Standard deviations between 0.007 and 7.4: outside, KL or noise would run away in a few steps."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from splitveil.split import SplitModel
-from splitveil.tracing import in_mode
+from splitveil.cut_by_fx import in_mode
+from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)

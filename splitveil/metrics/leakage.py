@@ -9,8 +9,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from splitveil.surrogates.by_class import class_moments
-from splitveil.surrogates.rate import diagonal_rate, full_rate
+from splitveil.statistics.by_class import class_moments
+from splitveil.statistics.rates import diagonal_rate, full_rate
 
 
 def rate_bits(z: Tensor, y: Tensor, classes: int, sigma: float | None, form: str = "diagonal") -> float | None:

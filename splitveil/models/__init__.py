@@ -1,4 +1,4 @@
-"""Networks to split. A model is a function that returns a chain of named stages; `splitveil.split` cuts the chain.
+"""Networks to split. A model is a function that returns a chain of named stages; `splitveil.split_model` cuts the chain.
 
     @MODELS.register("small", Config)
     def small(channels: int, size: int, classes: int, cut: str, …) -> nn.Sequential

@@ -7,11 +7,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from splitveil.attacking import weights_digest
-from splitveil.headline import closest, strongest
+from splitveil.attacks.threat import SAME_DISTRIBUTION
+from splitveil.evaluation.run_attacks import weights_digest
 from splitveil.registry import UserError
+from splitveil.report.terminal import closest, strongest
 from splitveil.runs import SCHEMA, Run, read_json
-from splitveil.threat import SAME_DISTRIBUTION
 
 
 @dataclass(frozen=True)

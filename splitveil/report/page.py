@@ -5,7 +5,7 @@ from importlib.resources import files
 from math import isfinite
 from typing import Any
 
-from splitveil.flags import FLAGS
+from splitveil.evaluation.flags import FLAGS
 from splitveil.report import figures
 from splitveil.report.facts import Shown, cautions, guarantees, judged, people, percent, probed, small, verdict
 from splitveil.report.pictures import Grid, grids

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from splitveil.attacking import read_samples
+from splitveil.evaluation.run_attacks import read_samples
 from splitveil.registry import UserError
 from splitveil.report.facts import Shown
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError, unknown
-from splitveil.surrogates.bank import Bank
-from splitveil.surrogates.groups import Groups, Seats, capacity_for, group, places_for, seats
+from splitveil.surrogates.shared.bank import Bank
+from splitveil.surrogates.shared.groups import Groups, Seats, capacity_for, group, places_for, seats
 
 
 class SurrogateOutput(NamedTuple):

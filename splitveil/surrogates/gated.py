@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
-from splitveil.surrogates.by_class import class_moments, over_classes
-from splitveil.surrogates.groups import (
+from splitveil.surrogates.shared.groups import (
     Groups,
     Seats,
     betas,
@@ -41,7 +41,7 @@ from splitveil.surrogates.groups import (
     skipped_groups,
     weighted_moments,
 )
-from splitveil.surrogates.threshold import Hinge, HingeConfig
+from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {

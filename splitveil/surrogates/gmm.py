@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.by_class import class_moments, over_classes
+from splitveil.statistics.clustering import Clusters, Mixture, mixture
+from splitveil.statistics.rates import diagonal_rate, log_diagonal
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.by_class import class_moments, over_classes
-from splitveil.surrogates.clustering import Clusters, Mixture, mixture
-from splitveil.surrogates.groups import by_class, weighted_moments
-from splitveil.surrogates.rate import diagonal_rate, log_diagonal, noise_of
+from splitveil.surrogates.rate import noise_of
+from splitveil.surrogates.shared.groups import by_class, weighted_moments
 
 TRIES = 3
 """k-means++ starts at the first refresh, of which the best is kept; later ones go on from the means that are there."""

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from splitveil.registry import SURROGATES
+from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import Surrogate, SurrogateOutput, build
-from splitveil.surrogates.clustering import Clusters, kmeans
 from splitveil.surrogates.gated import Gated, gate_logits
-from splitveil.surrogates.groups import group, weighted_moments
 from splitveil.surrogates.kmeans import KMeans
+from splitveil.surrogates.shared.groups import group, weighted_moments
+from splitveil.surrogates.shared.hinge import HingeConfig
 from splitveil.surrogates.slots import Slots
-from splitveil.surrogates.threshold import HingeConfig
 
 LOOKED_AT = 512
 """Images of a class over which slots are formed in a refresh."""

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.by_class import class_moments, over_classes, skipped
+from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
-from splitveil.surrogates.by_class import class_moments, over_classes, skipped
-from splitveil.surrogates.clustering import Clusters, kmeans
-from splitveil.surrogates.threshold import Hinge, HingeConfig
+from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 
 TRIES = 3
 """k-means++ starts at the first refresh, of which the best is kept; later ones go on from the centres that are there."""

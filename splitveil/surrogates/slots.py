@@ -34,10 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.by_class import class_moments, over_classes
+from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import Surrogate, SurrogateOutput, choose
-from splitveil.surrogates.by_class import class_moments, over_classes
-from splitveil.surrogates.clustering import Clusters, kmeans
-from splitveil.surrogates.groups import (
+from splitveil.surrogates.shared.groups import (
     Groups,
     betas,
     by_class,
@@ -45,10 +45,10 @@ from splitveil.surrogates.groups import (
     skipped_groups,
     weighted_moments,
 )  # fmt: skip
+from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 from splitveil.surrogates.slot_attention import GatedCrossAttention, SlotAttention, projection, shares
 from splitveil.surrogates.slot_gates import CLOSED, Gates, class_gate, softplus_margin
 from splitveil.surrogates.slot_spread import Spread, Verdict, alive_slots, doubt, judge, within_slots
-from splitveil.surrogates.threshold import Hinge, HingeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {

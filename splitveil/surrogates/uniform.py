@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from splitveil.registry import SURROGATES
+from splitveil.statistics.by_class import class_moments, over_classes, skipped
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.by_class import class_moments, over_classes, skipped
-from splitveil.surrogates.threshold import Hinge, HingeConfig
+from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 
 
 @dataclass(frozen=True)

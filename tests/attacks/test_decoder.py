@@ -8,21 +8,21 @@ import torch
 from torch import nn
 
 from splitveil import attacks, defences
-from splitveil.attacking import observe
 from splitveil.attacks.decoder import Average, Decoder, distance, find_prototypes, size_of
-from splitveil.attacks.inverse import join, pool, shows_mask
-from splitveil.attacks.inverse import seen as seen_share
 from splitveil.attacks.mean_image import mean_of
-from splitveil.attacks.training import held_out
+from splitveil.attacks.shared.fitting import held_out
+from splitveil.attacks.shared.inverse_network import join, pool, shows_mask
+from splitveil.attacks.shared.inverse_network import seen as seen_share
+from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.data.readers.fashion import fashion
+from splitveil.evaluation.run_attacks import observe
 from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.models.decoder import res_decoder
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import Access, Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 

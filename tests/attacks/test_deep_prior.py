@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from splitveil import attacks, defences
 from splitveil.attacks.deep_prior import Networks, convolved, noise_at, picture, untrained, widths_for
-from splitveil.attacks.inversion import Release, Target
+from splitveil.attacks.shared.image_descent import Release, Target
+from splitveil.attacks.threat import Observation, grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 

@@ -24,13 +24,13 @@ from splitveil.attacks.diffusion import (
     shortened,
     velocity,
 )
+from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import Access, Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 TINY: dict[str, Any] = {

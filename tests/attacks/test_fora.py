@@ -9,10 +9,10 @@ from on_device import nobody_waits
 from torch import Tensor, nn
 
 from splitveil import attacks
-from splitveil.attacks import substitute as shared
 from splitveil.attacks.fora import Standard, mk_mmd, substitute
 from splitveil.attacks.gan import gradient_penalty
-from splitveil.attacks.substitute import settle
+from splitveil.attacks.shared import substitute_edge as shared
+from splitveil.attacks.shared.substitute_edge import settle
 from splitveil.registry import UserError
 
 SMALL: dict[str, Any] = {

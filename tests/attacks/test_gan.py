@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 from splitveil import attacks
-from splitveil.attacks import training
 from splitveil.attacks.gan import critic, gradient_penalty
+from splitveil.attacks.shared import fitting as training
+from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import Access, Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 

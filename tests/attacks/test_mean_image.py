@@ -3,11 +3,11 @@ import torch
 from torch import nn
 
 from splitveil import attacks
+from splitveil.attacks.threat import Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
-from splitveil.split import SplitModel
-from splitveil.threat import Observation, grant
+from splitveil.split_model import SplitModel
 
 
 def test_every_answer_is_the_mean_of_the_attackers_images() -> None:

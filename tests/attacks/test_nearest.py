@@ -4,15 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
-from splitveil.attacking import observe
-from splitveil.attacks.inverse import nearest_row
+from splitveil.attacks.shared.inverse_network import nearest_row
+from splitveil.attacks.threat import grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
+from splitveil.evaluation.run_attacks import observe
 from splitveil.metrics.image import mse
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
-from splitveil.attacks.inversion import Release, Target
 from splitveil.attacks.refine import Refine, held_out, objective
+from splitveil.attacks.shared.image_descent import Release, Target
+from splitveil.attacks.threat import Observation, grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse, psnr
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"steps": 80, "own": 4, "blocks": 0, "width": 4, "epochs": 1, "batch": 64, "decoder_lr": 5e-3}

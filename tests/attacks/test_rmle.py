@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from splitveil import attacks, defences
 from splitveil.attacks.rmle import Gaussian, gaussian_of, keep_better, objective, surprise
+from splitveil.attacks.threat import Observation, grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse, psnr
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
-from splitveil.threat import Observation, grant
+from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from on_device import nobody_waits
 
 from splitveil import attacks
 from splitveil.attacks.sdar import WithClass, fake, one_hot, real
-from splitveil.attacks.substitute import critic
+from splitveil.attacks.shared.substitute_edge import critic
 from splitveil.models.decoder import res_decoder
 from splitveil.registry import UserError
 

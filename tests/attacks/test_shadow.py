@@ -8,10 +8,10 @@ from on_device import nobody_waits
 from torch import nn
 
 from splitveil import attacks
-from splitveil.attacks import substitute
-from splitveil.attacks.inversion import total_variation
 from splitveil.attacks.shadow import Shadow, through_cloud
-from splitveil.attacks.substitute import critic, distance
+from splitveil.attacks.shared import substitute_edge as substitute
+from splitveil.attacks.shared.image_descent import total_variation
+from splitveil.attacks.shared.substitute_edge import critic, distance
 from splitveil.registry import UserError
 
 SMALL: dict[str, Any] = {

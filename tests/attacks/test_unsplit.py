@@ -7,8 +7,8 @@ from linear_edge import granted, model, noise, private, seen, share_of_ceiling
 
 from splitveil import attacks
 from splitveil.attacks import unsplit
+from splitveil.attacks.threat import Observation
 from splitveil.registry import ATTACKS, UserError
-from splitveil.threat import Observation
 
 SMALL: dict[str, Any] = {"rounds": 8, "image_steps": 10, "clone_steps": 10, "steps": 60, "captured": 30}
 

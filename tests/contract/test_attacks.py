@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 from splitveil import defences
 from splitveil.attacks import Attack, build
-from splitveil.capture import Captured
+from splitveil.attacks.threat import Access, Observation, ThreatModel, grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
+from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
 from splitveil.registry import ATTACKS, MODELS, UserError
-from splitveil.split import SplitModel, build_model
-from splitveil.threat import Access, Observation, ThreatModel, grant
+from splitveil.split_model import SplitModel, build_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "deep_prior": {"steps": 4, "width": 2},

@@ -13,14 +13,14 @@ from on_device import nobody_waits
 from scipy import stats
 from torch import Tensor, nn
 
-from splitveil.arguments import parse
-from splitveil.attacking import load_parts
 from splitveil.channel import Channel
-from splitveil.commands import train_run
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluate import acts
+from splitveil.evaluation.evaluate import acts
+from splitveil.evaluation.run_attacks import load_parts
 from splitveil.registry import DEFENCES, UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adversarial": {"warmup": 0, "likeness": "mse", "width": 8, "blocks": 1},

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from splitveil.registry import MODELS, UserError
-from splitveil.split import SplitModel, build_model
+from splitveil.split_model import SplitModel, build_model
 
 every_model = pytest.mark.parametrize("name", MODELS.names())
 

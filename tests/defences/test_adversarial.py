@@ -8,7 +8,7 @@ from splitveil.defences import Batch, build
 from splitveil.defences.adversarial import Adversarial, resemblance
 from splitveil.metrics.image import ssim
 from splitveil.registry import UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 SMALL = {"blocks": 1, "width": 8, "warmup": 0}
 

@@ -6,7 +6,7 @@ from splitveil.channel import Channel
 from splitveil.defences import build
 from splitveil.metrics.image import ssim
 from splitveil.registry import UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 
 def channel(epsilon: float = 0.1) -> tuple[Channel, SplitModel]:

@@ -4,7 +4,7 @@ from torch import nn
 
 from splitveil import defences
 from splitveil.registry import UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 
 def model() -> SplitModel:

@@ -8,7 +8,7 @@ from splitveil.channel import Channel
 from splitveil.defences import Batch
 from splitveil.defences.disco import Disco, keep_best, relaxed
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 SMALL = {"blocks": 0, "width": 4, "hidden": 8}
 

@@ -14,7 +14,7 @@ from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.defences.keyed_noise import KeyedNoise, read_key
 from splitveil.registry import UserError
-from splitveil.split import cut_stages
+from splitveil.split_model import cut_stages
 
 SECRET = "correct horse battery staple"
 

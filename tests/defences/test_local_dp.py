@@ -12,7 +12,7 @@ from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.defences.local_dp import LocalDP, clip_norm, gaussian_delta, gaussian_epsilon, gaussian_mu, nats_at_most
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 X = torch.empty(0)
 

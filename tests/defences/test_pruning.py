@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.arguments import parse
-from splitveil.attacking import load_parts
-from splitveil.commands import train_run
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
 from splitveil.defences import build
 from splitveil.defences.pruning import Pruning, pairs
+from splitveil.evaluation.run_attacks import load_parts
 from splitveil.registry import UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 
 def pruning(**options: float) -> tuple[Pruning, SplitModel]:

@@ -6,13 +6,13 @@ from interrupting import interrupt_at
 from torch import Tensor, nn
 
 from splitveil import defences
-from splitveil.arguments import parse
 from splitveil.channel import Channel
-from splitveil.commands import train_run
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
 from splitveil.defences import Batch
 from splitveil.defences.shredder import Shredder, laplace
 from splitveil.registry import UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 
 def attached(**options: float) -> tuple[Shredder, SplitModel]:

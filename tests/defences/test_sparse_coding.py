@@ -16,7 +16,7 @@ from splitveil.defences.sparse_coding import (
     unit_atoms,
 )
 from splitveil.registry import UserError
-from splitveil.split import SplitModel, cut_stages
+from splitveil.split_model import SplitModel, cut_stages
 
 
 def dictionary(atoms: int, channels: int, kernel: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from splitveil import defences
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 X = torch.empty(0)
 

@@ -8,7 +8,7 @@ from splitveil.channel import Channel
 from splitveil.defences import Batch
 from splitveil.defences.vib import LOG_VARIANCE, VIB, kl_to_standard_normal
 from splitveil.registry import UserError
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 def attached(z_shape: tuple[int, ...] = (5, 4, 4), beta: float = 1e-3, spread: float = 0.3) -> VIB:

@@ -3,7 +3,7 @@ from torch import nn
 
 from splitveil.metrics.cost import Cost, cost
 from splitveil.models.vit import Attention
-from splitveil.split import SplitModel
+from splitveil.split_model import SplitModel
 
 
 def test_a_convolution_and_a_linear_layer_cost_what_they_do_by_hand() -> None:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from splitveil.registry import MODELS
-from splitveil.split import build_model
+from splitveil.split_model import build_model
 
 CUTS = ["stem", *(f"block{i}" for i in range(1, 18)), "last"]
 

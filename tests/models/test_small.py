@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from splitveil.registry import MODELS, UserError
-from splitveil.split import build_model
+from splitveil.split_model import build_model
 
 
 @pytest.mark.parametrize("norm", [True, False])

@@ -4,7 +4,7 @@ from torch import nn
 
 from splitveil.metrics.cost import cost
 from splitveil.registry import MODELS, UserError
-from splitveil.split import SplitModel, build_model
+from splitveil.split_model import SplitModel, build_model
 
 
 def stages_of(name: str, channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:

@@ -4,7 +4,7 @@ from torch import nn
 
 from splitveil.models.vit import Attention
 from splitveil.registry import MODELS, UserError
-from splitveil.split import build_model
+from splitveil.split_model import build_model
 
 
 @pytest.mark.parametrize("cut", ["patches", *(f"block{i}" for i in range(1, 7))])

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from splitveil.attacking import read_attack
 from splitveil.config import Config
-from splitveil.evaluate import wilson
-from splitveil.flags import raised
-from splitveil.headline import closest
+from splitveil.evaluation.evaluate import wilson
+from splitveil.evaluation.flags import raised
+from splitveil.evaluation.run_attacks import read_attack
+from splitveil.evaluation.worst_case import worst_case
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.report.facts import distinct_labels, faced, read_runs, small, without_paths
 from splitveil.report.figures import INSIDE, front, inside
 from splitveil.report.pictures import LARGEST, grids, strip
+from splitveil.report.terminal import closest
 from splitveil.runs import Run, read_json, write_json, write_tensors
-from splitveil.worst_case import worst_case
 
 Maker = Callable[..., Path]
 THREAT = {"edge weights": "unknown", "queries": "own images through edge and channel"}

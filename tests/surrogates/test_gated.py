@@ -19,8 +19,8 @@ from splitveil.surrogates.gated import (
     keep_entropy,
     relative_entropy,
 )  # fmt: skip
-from splitveil.surrogates.groups import weighted_moments
-from splitveil.surrogates.threshold import hinge
+from splitveil.surrogates.shared.groups import weighted_moments
+from splitveil.surrogates.shared.hinge import hinge
 
 EYE, ONES = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitveil.registry import UserError
+from splitveil.statistics.clustering import Mixture
 from splitveil.surrogates import Surrogate, build
-from splitveil.surrogates.clustering import Mixture
 from splitveil.surrogates.gmm import mixture_rate, responsibilities, updated
 
 FORMS = ["diagonal", "full"]

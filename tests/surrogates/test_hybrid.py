@@ -3,8 +3,8 @@ import torch
 from cheating import CLASSES, DIM, frozen, mixture, trained
 
 from splitveil.registry import UserError
+from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import build
-from splitveil.surrogates.clustering import Clusters, kmeans
 from splitveil.surrogates.hybrid import Hybrid, better
 
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitveil.registry import UserError
+from splitveil.statistics.by_class import class_moments
+from splitveil.statistics.rates import diagonal_rate, full_rate
 from splitveil.surrogates import build
-from splitveil.surrogates.by_class import class_moments
-from splitveil.surrogates.rate import diagonal_rate, full_rate
 
 FORMS = ["diagonal", "full"]
 

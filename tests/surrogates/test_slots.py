@@ -10,7 +10,7 @@ from torch import Tensor
 from splitveil.cem import CEM
 from splitveil.registry import UserError
 from splitveil.surrogates import build
-from splitveil.surrogates.groups import weighted_moments
+from splitveil.surrogates.shared.groups import weighted_moments
 from splitveil.surrogates.slot_attention import DEAD, GatedCrossAttention, SlotAttention, shares
 from splitveil.surrogates.slot_spread import within_slots
 from splitveil.surrogates.slots import Slots

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from splitveil.registry import UserError
 from splitveil.surrogates import build
-from splitveil.surrogates.threshold import hinge, threshold
+from splitveil.surrogates.shared.hinge import hinge, threshold
 
 
 @settings(max_examples=40, deadline=None)

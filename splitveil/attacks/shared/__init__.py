@@ -1,0 +1,1 @@
+"""What several attacks are built from. No attack is registered here."""

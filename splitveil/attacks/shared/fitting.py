@@ -1,0 +1,211 @@
+"""What attacks that train or descend are made of: checks of options, held-out images, an Adam, a falling rate, and a loop.
+
+    learner = Learner(net.parameters(), lr)
+
+    def step() -> Tensor:                                          # losses, [] or [terms]
+        loss = …
+        learner.step(loss)
+        return loss
+
+    (losses,) = train(step, [100] * 20, device, [generator], before=lambda part: learner.slow(part / 20))
+
+On a GPU a launch replays several steps, recorded as one CUDA graph (`capture`): a step must not wait for the device, and what it
+draws must come from the generators given, or from torch's own. Between two parts the host may do what it likes; losses stay on
+the device and are read once, at the end.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, cos, gcd, pi
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.data.loader import DeviceImages, Feed
+from splitveil.device.capture import WARMUP, Captured, lr_on, set_lr
+from splitveil.registry import UserError
+from splitveil.rng import stream
+
+POINTS = 50
+"""Means of the loss that a training without epochs gives, at most."""
+LAUNCH = 32
+"""Steps that one launch may replay: a divisor of an epoch's steps."""
+
+
+def at_least(attack: str, bound: int, **values: int) -> None:
+    """Refuses whole numbers below a bound."""
+    for name, value in values.items():
+        if value < bound:
+            raise UserError(f"{attack}: {name} is {value}, must be at least {bound}")
+
+
+def above_zero(attack: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise UserError(f"{attack}: {name} is {value}, must be above 0; 1e-3 is a good start")
+
+
+def not_negative(attack: str, **values: float | None) -> None:
+    """None stands for a number that the attack will choose."""
+    for name, value in values.items():
+        if value is not None and not 0 <= value < float("inf"):
+            raise UserError(f"{attack}: {name} is {value}, must be 0 or more")
+
+
+def which_out(count: int, of: int, device: torch.device) -> Tensor:
+    """Which `count` of `of` images are held out, one at least: [of] bool; drawn, as every tenth of a set may be of one class."""
+    order = torch.randperm(of, generator=stream("cpu", 0, "held out"))
+    return (order < max(1, count)).to(device)
+
+
+def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImages]:
+    """The images but for `count` of them, and those; where there is only one, it is in both."""
+    parts, out = (copy.copy(images), copy.copy(images)), which_out(count, len(images), images.device)
+    for part, chosen in zip(parts, (~out if len(images) > 1 else out, out)):
+        part.images, part.labels = images.images[chosen], images.labels[chosen]
+    return parts
+
+
+class Watch:
+    """The error of a network on images that were held out, after every epoch, and its weights when that was least.
+
+    Training error falls for as long as a network of this size can learn its images by heart; this says whether a longer attack
+    would do better. Nothing here waits for the device.
+    """
+
+    def __init__(self, net: nn.Module, error: Callable[[], Tensor], epochs: int) -> None:
+        self.net, self.error = net, error
+        self.live = [value for value in net.state_dict().values() if value.is_floating_point()]
+        self.best = [value.clone() for value in self.live]
+        self.errors = torch.full((epochs,), torch.inf, device=self.live[0].device)
+
+    @torch.no_grad()
+    def look(self, epoch: int) -> None:
+        self.net.eval()
+        error = self.error()
+        self.net.train()
+        better = error < self.errors.nan_to_num(nan=torch.inf).amin()
+        self.errors[epoch] = error
+        for best, live in zip(self.best, self.live):
+            best.copy_(torch.where(better, live, best))
+
+    def put(self) -> list[float]:
+        """The best weights into the network; the errors."""
+        for live, best in zip(self.live, self.best):
+            live.copy_(best)
+        return self.errors.tolist()
+
+
+class Learner:
+    """Parameters and their Adam: `step` reaches these and nothing else, whatever else the loss passes through."""
+
+    def __init__(
+        self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, amsgrad: bool = False, eps: float = 1e-8,
+        beta1: float = 0.9,
+    ) -> None:  # fmt: skip
+        self.parameters, self.lr = list(parameters), lr
+        self.adam: torch.optim.Adam | None = None
+        if self.parameters:  # an edge may have none
+            device = self.parameters[0].device
+            on_gpu = device.type == "cuda"
+            self.adam = torch.optim.Adam(
+                self.parameters, lr_on(device, lr), (beta1, 0.999), eps, weight_decay, amsgrad,
+                capturable=on_gpu, fused=on_gpu,
+            )  # fmt: skip
+
+    def step(self, loss: Tensor) -> None:
+        if self.adam is not None:
+            self.adam.zero_grad(set_to_none=True)
+            loss.backward(inputs=self.parameters)  # edge, cloud and channel get no gradients: they are the victim's
+            self.adam.step()
+
+    def set_lr(self, lr: float) -> None:
+        if self.adam is not None:
+            set_lr(self.adam, lr)
+
+    def slow(self, share: float, last: float = 1e-5) -> None:
+        """The rate at a share of the training: half a cosine from the first to the `last`, 1e-5 as in the decoders' code."""
+        last = min(last, self.lr)
+        self.set_lr(last + (self.lr - last) * 0.5 * (1 + cos(pi * share)))
+
+
+class Repeated:
+    """`count` steps a call, by as few launches as may be; `calls` are to be expected."""
+
+    def __init__(
+        self, step: Callable[[], object], count: int, calls: int, device: torch.device,
+        generators: Iterable[torch.Generator] = (),
+    ) -> None:  # fmt: skip
+        # A divisor of `count`, and few enough that the first launches, which are started kernel by kernel, do not matter.
+        most = min(LAUNCH, count * calls // LAUNCH) if device.type == "cuda" else 1
+        many = max(m for m in range(1, max(1, most) + 1) if count % m == 0)
+
+        def body() -> None:
+            for _ in range(many):
+                step()
+
+        self.launch, self.launches = Captured(body, device, generators, warmup=ceil(WARMUP / many)), count // many
+
+    def __call__(self) -> None:
+        for _ in range(self.launches):
+            self.launch()
+
+
+class Behind:
+    """Lets the host run one part ahead of the device, and no more: the device never waits, and progress is nearly true."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.last = device, None
+
+    def __call__(self) -> None:
+        if self.device.type == "cuda":
+            before, self.last = self.last, torch.cuda.current_stream(self.device).record_event()
+            if before is not None:
+                before.synchronize()
+
+
+def train(
+    step: Callable[[], Tensor], counts: Sequence[int], device: torch.device, generators: Iterable[torch.Generator] = (),
+    before: Callable[[int], None] = lambda part: None, tell: Callable[[int, int], None] = lambda done, total: None,
+    terms: int = 1, after: Callable[[int], None] = lambda part: None,
+) -> list[list[float]]:  # fmt: skip
+    """Parts of `counts` steps each, `before` which the host may set rates and `after` which it may look; for each loss of a step
+    its mean over each part.
+    """
+    parts, together = len(counts), gcd(*counts)
+    history, part = torch.zeros(parts, terms, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+
+    def body() -> None:
+        history.index_add_(0, part, step().detach().reshape(1, terms))
+
+    steps, wait = Repeated(body, together, sum(counts) // together, device, generators), Behind(device)
+    for done, count in enumerate(counts):
+        before(done)
+        part.fill_(done)
+        for _ in range(count // together):
+            steps()
+        after(done)
+        wait()
+        tell(done + 1, parts)
+    return [[total / count for total, count in zip(totals, counts)] for totals in history.T.tolist()]
+
+
+def points(steps: int) -> list[int]:
+    """Steps of each of at most POINTS parts of a training, as equal as may be."""
+    parts = min(POINTS, steps)
+    return [(part + 1) * steps // parts - part * steps // parts for part in range(parts)]
+
+
+def train_in_epochs(
+    step: Callable[[], Tensor], feed: Feed, learners: Sequence[Learner], epochs: int, seed: int,
+    generators: Iterable[torch.Generator], tell: Callable[[int, int], None], after: Callable[[int], None] = lambda epoch: None,
+) -> list[float]:  # fmt: skip
+    """Steps that each take a batch from the feed, at rates that fall to 1e-5; the mean loss of each epoch."""
+
+    def before(epoch: int) -> None:
+        feed.begin(seed, epoch)
+        for learner in learners:
+            learner.slow(epoch / epochs)
+
+    (losses,) = train(step, [feed.steps] * epochs, feed.images.device, generators, before, tell, after=after)
+    return losses

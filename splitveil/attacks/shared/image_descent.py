@@ -1,0 +1,133 @@
+"""What the white-box attacks share: z' of x as they can differentiate it, its distance to what was seen, and the descent.
+
+    distance_i(x) = mean over seen entries of (R(x_i) - z'_i)^2          R: edge and channel, or what stands in for them
+    TV(x)         = mean (x[h+1, w] - x[h, w])^2 + mean (x[h, w+1] - x[h, w])^2
+
+    x             [b, c, h, w]     b images, optimised side by side; losses are [b] and their sum is descended, so that no
+    z, z'         [b, *z_shape]    image has an influence on another
+    seen          [b, *z_shape]    entries of z' that are matched
+    r, K          releases of one image that were observed; draws of the channel for one gradient (EoT, Athalye et al. 2018)
+
+What stands in for a defence follows its hints. Zero-mean noise is left out: its mean is what several releases are averaged to,
+and the gradient is exact. Where the zeros of z' show a mask (dropout, topk), the edge is matched on the other entries, unless a
+defence behind it covers the zeros. Everything else is sent as the device sends it, with draws of its own.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitveil.attacks.shared.fitting import Learner, Repeated
+from splitveil.attacks.threat import Access
+from splitveil.defences import AttackHints, Defence
+
+POINTS = 21
+"""Places in a descent at which its course is noted, the start and the end among them."""
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """[b, c, h, w] -> [b]; squared differences, mean over places (He et al. 2019, beta = 2)."""
+    down, right = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
+    return down.square().flatten(1).mean(1) + right.square().flatten(1).mean(1)
+
+
+class Target(NamedTuple):
+    """What R(x) has to come to."""
+
+    z: Tensor  # [b, *z_shape]
+    seen: Tensor  # [b, *z_shape], 1 where it is known, else 0
+
+
+def target_of(z: Tensor, masked: bool) -> Target:
+    """The mean of the releases [b, r, *z_shape]; of a mask that its zeros show, of those in which an entry came through."""
+    if not masked:
+        return Target(z.mean(1), torch.ones_like(z[:, 0]))
+    times = (z != 0).sum(1)
+    return Target(z.sum(1) / times.clamp_min(1), (times > 0).to(z.dtype))
+
+
+def matched_distance(z: Tensor, target: Target) -> Tensor:
+    """Mean squared difference over the seen entries, [b]; 0 where none was seen."""
+    squares = ((z - target.z).square() * target.seen).flatten(1).sum(1)
+    return squares / target.seen.flatten(1).sum(1).clamp_min(1)
+
+
+def shows_mask(hint: AttackHints) -> bool:
+    return "mask" in hint.side_information or "support" in hint.side_information
+
+
+class Release:
+    """R: x -> z', differentiable. `draws` is K; with 0 zero-mean noise is left out, and what cannot be left out is drawn once."""
+
+    def __init__(self, access: Access, generator: torch.Generator, draws: int = 0) -> None:
+        assert access.edge is not None and access.channel is not None and access.hints is not None
+        stack: list[Defence] = list(access.channel.defences)  # type: ignore[arg-type]
+        acting = [pair for pair in zip(stack, access.hints) if type(pair[0]).send is not Defence.send]
+        self.edge, self.generator = access.edge, generator
+        self.masked = bool(acting) and shows_mask(acting[-1][1])
+        if self.masked:
+            _, hint = acting.pop()
+            self.gain = 1 / (1 - hint.side_information.get("p", 0.0))  # dropout scales the entries that survive
+        else:
+            self.gain = 1.0
+        self.steps = [(defence, self._is_sent(defence, hint, draws)) for defence, hint in acting]
+        self.random = any(sent and hint.random for (_, sent), (_, hint) in zip(self.steps, acting))
+        """Two calls differ."""
+        self.draws = max(1, draws) if self.random else 1
+
+    def _is_sent(self, defence: Defence, hint: AttackHints, draws: int) -> bool:
+        """Whether it acts as on the device; else its mean, `clean`, stands in for it."""
+        if hint.random and draws:
+            return True
+        return hint.stand_in != "identity" and defence.noise_std is None and "mask" not in hint.side_information
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """z' of K draws, each [b, *z_shape]; the edge is run once."""
+        z = self.edge(x)
+        return [self._through(z, x) for _ in range(self.draws)]
+
+    def _through(self, z: Tensor, x: Tensor) -> Tensor:
+        for defence, sent in self.steps:
+            z = defence.send(z, x, self.generator) if sent else defence.clean(z, x)
+        return z * self.gain
+
+    def distance(self, x: Tensor, target: Target) -> Tensor:
+        """[b]; mean over the draws, so that its gradient is the mean of theirs."""
+        return torch.stack([matched_distance(z, target) for z in self(x)]).mean(0)
+
+
+def places(steps: int) -> list[int]:
+    """Steps of a descent before which its course is noted, and its end."""
+    return [*range(0, steps, max(1, -(-steps // (POINTS - 1)))), steps]
+
+
+def descend(
+    start: Tensor, loss_of: Callable[[Tensor], Tensor], steps: int, lr: float, *, eps: float, stop: int | None = None,
+    generators: Iterable[torch.Generator] = (), watch: Callable[[Tensor], Tensor] | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Images [b, c, h, w] from `start` down a loss that gives [b], within [0, 1]; and `watch(x)` at `places(steps)`, [points, b].
+
+    AMSGrad, its rate on half a cosine to 0 over `steps`, of which those before `stop` are made. Clamped after each step, not
+    behind a sigmoid: black and white pixels are common, and a sigmoid reaches them never and has no gradient near them.
+    """
+    x, course, noted = start.clone().requires_grad_(), list[Tensor](), places(steps)
+    learner, made = Learner([x], lr, amsgrad=True, eps=eps), steps if stop is None else stop
+
+    def step() -> None:
+        with torch.enable_grad():
+            learner.step(loss_of(x).sum())
+        x.data.clamp_(0, 1)
+
+    launch = Repeated(step, 1, made, x.device, generators)  # one a time: the rate is another at every step
+    for i in range(made + 1):
+        if i in noted and watch is not None:
+            course.append(watch(x.detach()))
+        if i in noted and i:
+            tell(i, steps)
+        if i < made:
+            learner.slow(i / steps, last=0.0)
+            launch()
+    return x.detach(), torch.stack(course) if course else torch.empty(0, len(start))

@@ -1,0 +1,181 @@
+"""What the attacks with an inverse network share (`decoder`, `gan`): the network, and what it is told.
+
+    x^ = D(z, mask, logits)                             z = pool(z'_1 … z'_r)
+    x^ = start + 2 D(z, mask, logits, z - p) - 1        with prototypes
+
+    z'        [b, r, *z_shape]   r releases of each image, as they were sent
+    z         [b, *z_shape]      their mean; for a channel whose zeros show a mask (dropout) the mean of what was kept, because a
+                                 lost entry is known to be lost and would only pull the mean towards 0
+    mask      [b, *z_shape]      share of the releases in which an entry was not 0
+    logits    [b, classes]       the cloud's answer to the first release, as constant maps
+    p, start  [b, *z_shape], [b, c, h, w]: the nearest prototype and its mean image (see `decoder`); 2 D - 1 is in (-1, 1)
+
+D is "res N# C#" of `splitveil.models.decoder`. All of it is a function of what was sent: to an unlimited network the mask is no
+news, to a real one it is, because telling a lost entry from a small one takes a function that is different at exactly 0.
+Letters: b batch, r releases, d numbers in z, k prototypes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.shared.fitting import Watch, at_least, held_out
+from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.data.loader import DeviceImages
+from splitveil.defences import AttackHints
+from splitveil.models.decoder import res_decoder
+
+CHUNK = 500
+"""Images rebuilt at a time."""
+HELD_OUT = 20, 500
+"""One of so many images is held out, and at most so many of them."""
+
+
+@dataclass(frozen=True)
+class InverseConfig(AttackConfig):
+    blocks: int = 8
+    """ResBlocks at the resolution of z (N)."""
+    width: int = 64
+    """Channels (C)."""
+    epochs: int = 50
+    """Passes over the attacker's images."""
+    batch: int = 256
+    """Images a step."""
+    repeats: int = 1
+    """Releases of one image that are seen, in training and in the attack; 4, 16 and 64 are usual."""
+    mask: bool = False
+    """Tell the network which entries of z were zero: for dropout and topk."""
+    logits: bool = False
+    """Tell the network the cloud's answer; the attacker is the server then."""
+
+
+def shows_mask(hints: Sequence[AttackHints] | None) -> bool:
+    """Whether the zeros of what is sent are entries that were lost."""
+    return any("mask" in hint.side_information for hint in hints or ())
+
+
+def pool(sent: Tensor, kept: bool) -> Tensor:
+    """[b, r, *z_shape] -> [b, *z_shape]: the mean of the releases, or of what is not 0 in them."""
+    return sent.sum(1) / (sent != 0).sum(1).clamp_min(1) if kept else sent.mean(1)
+
+
+def seen(sent: Tensor) -> Tensor:
+    """[b, r, *z_shape] -> [b, *z_shape]: the share of the releases in which an entry is not 0."""
+    return (sent != 0).float().mean(1)
+
+
+def join(z: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """z and tensors of its shape, or vectors [b, n] that become constant maps, side by side as channels.
+
+    Channels are the first dimension of [c, h, w], the last of [tokens, d]; what has another shape is a vector.
+    """
+    if not others:
+        return z
+    if z.dim() == 4:
+        others = [v[:, :, None, None].expand(-1, -1, *z.shape[2:]) if v.dim() == 2 else v for v in others]
+        return torch.cat([z, *others], 1)
+    if z.dim() == 3:
+        others = [v[:, None].expand(-1, z.shape[1], -1) if v.dim() == 2 else v for v in others]
+        return torch.cat([z, *others], 2)
+    return torch.cat([part.flatten(1) for part in (z, *others)], 1)
+
+
+def nearest_row(z: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    """[b, d], [n, d] and which entries of each z count, [b, d] -> [b], the row at the least squared distance."""
+    if mask is None:
+        return (rows.square().sum(1) - 2 * z @ rows.T).argmin(1)
+    return (mask @ rows.square().T - 2 * (mask * z) @ rows.T).argmin(1)
+
+
+class Inverse(nn.Module):
+    """The network, and what it is told: [b, r, *z_shape] (and logits) -> [b, *x_shape]."""
+
+    centres: Tensor | None
+    starts: Tensor | None
+
+    def __init__(
+        self, z_shape: tuple[int, ...], x_shape: tuple[int, ...], blocks: int, width: int, *, kept: bool = False,
+        mask: bool = False, classes: int = 0, prototypes: tuple[Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.kept, self.mask = kept, mask
+        centres, starts = prototypes if prototypes is not None else (None, None)
+        self.register_buffer("centres", centres)  # [k, *z_shape]
+        self.register_buffer("starts", starts)  # [k, *x_shape]
+        z = torch.zeros(1, *z_shape)
+        told = [z] * mask + [torch.zeros(1, classes)] * (classes > 0) + [z] * (centres is not None)
+        self.net = res_decoder(tuple(join(z, told).shape[1:]), x_shape, blocks, width)
+
+    def forward(self, sent: Tensor, logits: Tensor | None = None) -> Tensor:
+        z = pool(sent, self.kept)
+        told = ([seen(sent)] if self.mask else []) + ([logits] if logits is not None else [])
+        if self.centres is None or self.starts is None:
+            return self.net(join(z, told))
+        nearest = nearest_row(z.flatten(1), self.centres.flatten(1))
+        return self.starts[nearest] + 2 * self.net(join(z, [*told, z - self.centres[nearest]])) - 1
+
+
+class InverseAttack(Attack):
+    """Base of `decoder` and `gan`: the checked options, what the network is told, and the rebuilding."""
+
+    net_: Inverse
+
+    def __init__(
+        self, name: str, seed: int, blocks: int, width: int, epochs: int, batch: int, repeats: int, mask: bool, logits: bool
+    ) -> None:  # fmt: skip
+        super().__init__(seed)
+        at_least(name, 1, width=width, epochs=epochs, batch=batch, repeats=repeats)
+        at_least(name, 0, blocks=blocks)
+        self.name, self.blocks, self.width, self.epochs, self.batch = name, blocks, width, epochs, batch
+        self.mask, self.logits = mask, logits
+        self.requires = ThreatModel(cloud_weights=logits, observations=repeats)
+
+    def network(
+        self, access: Access, blocks: int, width: int, prototypes: tuple[Tensor, Tensor] | None = None
+    ) -> Inverse:
+        """As the options want it, with random weights; the caller has seeded them."""
+        return Inverse(
+            access.z_shape, access.x_shape, blocks, width, kept=shows_mask(access.hints), mask=self.mask,
+            classes=self._classes(access) if self.logits else 0, prototypes=prototypes,
+        )  # fmt: skip
+
+    def ask(self, access: Access, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is seen of own images: fresh releases, and the cloud's answer to the first as `evaluate` gives it."""
+        assert access.query is not None
+        sent = access.query(x)
+        return sent, self._answer(access, sent) if self.logits else None
+
+    def apart(self, access: Access) -> tuple[Access, DeviceImages]:
+        """Access without the few images that are held out, and these."""
+        assert access.auxiliary is not None
+        every, most = HELD_OUT
+        images, out = held_out(access.auxiliary, min(most, len(access.auxiliary) // every))
+        return replace(access, auxiliary=images), out
+
+    def watch(
+        self, access: Access, net: Inverse, out: DeviceImages, error: Callable[[Tensor, Tensor], Tensor]
+    ) -> Watch:
+        """The network's error on images that are held out, each sent once for all epochs."""
+        x = out.take(slice(None))
+        asked = self.ask(access, x)
+        return Watch(net, lambda: error(net(*asked), x), self.epochs)
+
+    @torch.no_grad()
+    def _answer(self, access: Access, sent: Tensor) -> Tensor:
+        assert access.cloud is not None
+        return access.cloud(sent[:, 0].clone()).float()  # its first layer may work in place
+
+    def _classes(self, access: Access) -> int:
+        """The cloud's, which may have more outputs than the attacker's images have classes."""
+        assert access.query is not None and access.auxiliary is not None
+        return self._answer(access, torch.zeros(2, 1, *access.z_shape, device=access.auxiliary.device)).shape[1]
+
+    @torch.no_grad()
+    def reconstruct(self, observation: Observation) -> Tensor:
+        answers = observation.logits.float().split(CHUNK) if self.logits and observation.logits is not None else None
+        parts = observation.z.split(CHUNK)
+        told = answers if answers is not None else (None,) * len(parts)
+        return torch.cat([self.net_(z, logits) for z, logits in zip(parts, told)]).clamp(0, 1)

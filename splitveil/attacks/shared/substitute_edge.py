@@ -1,0 +1,99 @@
+"""What the attacks without queries share: a substitute f of the edge, trained somehow, and its inverse.
+
+    inverse network    min_D  E || D(M(f(x))) - x ||^2          x the attacker's images, fresh channel noise at every step
+    nearest image      min_x  mean (f(x) - z)^2 + tv TV(x) + l2 mean x^2          for each image on its own
+    critic             a network that answers with one number; no BatchNorm, so that a gradient penalty has a meaning
+
+    x [b, c, h, w] in [0, 1]     z [b, *z_shape]     M the channel     TV mean squared differences of neighbours
+
+Batches are drawn with replacement, so that a step of any loop is the same kernels every time and can be captured. No attack is
+registered here.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.image_descent import descend, total_variation
+from splitveil.channel import Channel
+from splitveil.data.loader import DeviceImages
+from splitveil.models.decoder import as_image, res_decoder
+from splitveil.rng import stream
+
+
+def draw(rows: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """Which rows are in the next batch, with replacement: [min(batch, all)]."""
+    return torch.randint(len(rows), (min(batch, len(rows)),), generator=generator, device=rows.device)
+
+
+def send(channel: Channel | None, z: Tensor, x: Tensor, generator: torch.Generator) -> Tensor:
+    """What would leave the device; a copy in any case: the cloud may begin with an in-place layer."""
+    return z.clone() if channel is None else channel.send(z, x, generator)
+
+
+def train_inverse(
+    edge: nn.Module, channel: Channel | None, images: DeviceImages, z_shape: tuple[int, ...], seed: int, blocks: int,
+    width: int, epochs: int, batch: int, lr: float, tell: Callable[[int, int], None],
+) -> tuple[nn.Module, list[float]]:  # fmt: skip
+    """The inverse network of an edge of the attacker's own, and its loss over the training."""
+    edge.eval()
+    net = res_decoder(z_shape, tuple(images.images.shape[1:]), blocks, width).to(images.device)
+    learner, generator = Learner(net.parameters(), lr, weight_decay=1e-4), stream(images.device, seed, "inverse")
+
+    def step() -> Tensor:
+        x = images.take(draw(images.labels, batch, generator))
+        with torch.no_grad():
+            z = send(channel, edge(x), x, generator)
+        loss = F.mse_loss(net(z), x)
+        learner.step(loss)
+        return loss
+
+    counts = points(epochs * images.steps(batch))
+    (losses,) = train(step, counts, images.device, [generator], lambda part: learner.slow(part / len(counts)), tell)
+    return net.eval(), losses
+
+
+@torch.no_grad()
+def settle(net: nn.Module, z: Tensor) -> None:
+    """BatchNorm's statistics from the features that the net will meet, not from a substitute's (AdaBN, Li et al. 2017)."""
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    net.train()
+    for i, part in enumerate(z.split(500)):
+        for norm in norms:
+            norm.momentum = 1 / (i + 1)  # the mean over all parts
+        net(part)
+    net.eval()
+
+
+@torch.no_grad()
+def by_network(net: nn.Module, z: Tensor) -> Tensor:
+    """Images of releases [n, r, *z_shape], in portions."""
+    return torch.cat([net(part.mean(1)) for part in z.split(500)])
+
+
+def distance(edge: nn.Module, x: Tensor, z: Tensor, tv: float, l2: float) -> Tensor:
+    """[b]: how far an image is from explaining z, and from being smooth and small."""
+    miss = (edge(x.clone()) - z).square().flatten(1).mean(1)  # a copy: an edge may begin with an in-place layer
+    return miss + tv * total_variation(x) + l2 * x.square().mean((1, 2, 3))
+
+
+def nearest_image(
+    edge: nn.Module, z: Tensor, x_shape: tuple[int, ...], steps: int, lr: float, tv: float, l2: float
+) -> Tensor:
+    """argmin of `distance` for each z [b, *z_shape], from grey; `edge` must be in eval mode: no image sees another."""
+    start = torch.full((len(z), *x_shape), 0.5, device=z.device)
+    # He et al.'s eps of 1e-3 is above the gradients of a mean over a large z, and would hold the images where they began.
+    return descend(start, lambda x: distance(edge, x, z, tv, l2), steps, lr, eps=1e-8)[0]
+
+
+def critic(shape: tuple[int, ...], width: int) -> nn.Sequential:
+    """[b, *shape] -> [b, 1]; strided convolutions down to at most 4 x 4."""
+    layers, (channels, h, w) = as_image(shape, width)
+    layers += [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+    while max(h, w) > 4:
+        h, w = (h + 1) // 2, (w + 1) // 2
+        layers += [nn.Conv2d(width, width, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * h * w, 1))

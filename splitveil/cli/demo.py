@@ -1,0 +1,47 @@
+"""The demo: what an attacker gets out of an undefended split model, a noisy one and a defended one.
+
+splitveil demo          leaves runs/demo/{none,gaussian,gaussian+cem}/, runs/demo/summary.json and runs/demo/report.html
+"""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
+from splitveil.config import Config, read_toml
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.run_attacks import attack_run, build_attacks
+from splitveil.registry import UserError
+from splitveil.report import check_packages, write_report
+from splitveil.report.terminal import print_table
+from splitveil.runs import write_json
+
+
+def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the rows of demo.toml share, and the rows."""
+    table = read_toml(Path(str(files("splitveil.cli") / "demo.toml")))
+    return table, table.pop("rows")
+
+
+def rows(flags: list[str]) -> list[Config]:
+    """The three configs of demo.toml, each with the user's flags on top."""
+    table, rows = demo_table()
+    return [parse(flags, table | row) for row in rows]
+
+
+def demo(folder: Path, flags: list[str]) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("the demo runs in one process; torchrun is for `train` and `run`")
+    configs = rows(flags)
+    build_attacks(configs[0])
+    check_packages()
+    summaries = []
+    for config in configs:
+        run, splits, device = train_run(folder / config.name, config)
+        attack_run(run, splits, device)
+        summaries.append(evaluate_run(run, splits, device))
+    write_json(folder / "summary.json", summaries)
+    print_table(summaries)
+    print(write_report([folder / summary["name"] for summary in summaries], folder / "report.html"))

@@ -1,0 +1,1 @@
+"""What several defences are built from. No defence is registered here."""

@@ -1,0 +1,108 @@
+"""The judges of a run: trained once on the attacker's images, kept beside the run folders, asked about every reconstruction.
+
+    runs/.judges/classifier-3f0c….safetensors    of these images, this seed and these settings; may be deleted at any time
+
+    recognised                the judge puts x^ into the class of x                               bool
+    recognised_original       it does so with x itself: the most that can be hoped for            bool
+    identity_cosine           cosine of the embeddings of x and x^                                -1 … 1
+    identity_others           the same with the images of other people: the cosine's zero
+    same_image                of all test images, x is the one nearest to x^                      1 or 0
+    same_identity             x left out, the nearest shows the same person                       1, 0 or NaN
+    same_identity_original    the same with x in the place of x^                                  1, 0 or NaN
+
+A judge sees the attacker's images of the run's own distribution, whatever the images of one attack or another are: all attacks
+of a run have the same judge. Without identities there is nobody to embed; where the attacker's images are of other classes than
+the test images, as in a split by people whose classes are the people, there is no class to recognise.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splitveil.data import ImageSet
+from splitveil.data.loader import DeviceImages
+from splitveil.data.splits import Splits
+from splitveil.evaluation.judge_network import Judge, by_identity, search
+from splitveil.progress import console
+from splitveil.runs import read_tensors, write_tensors
+
+SHELF = ".judges"
+EDITION = 1
+"""Raise it where a change of judge.py makes other judges of the same images."""
+
+
+def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> Judge:
+    """The judge with what it learned from these images: read from the shelf, or learned now and put there."""
+    said = [EDITION, {name: value for name, value in vars(judge).items() if not name.endswith("_")}, part.digest()]
+    digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    file = shelf / f"{judge.head}-{digest}.safetensors"
+    if file.exists():
+        return judge.restore(read_tensors(file)[0], device)
+    console.print(f"[dim]a judge ({judge.head}) learns from the attacker's {len(part)} images, once", highlight=False)
+    judge.fit(DeviceImages(part, device))
+    own = file.with_name(f"{file.name}.{os.getpid()}")  # two runs in one folder may be attacked at the same time
+    write_tensors(own, judge.net_.state_dict())
+    os.replace(own, file)
+    return judge
+
+
+def why_no_classes(splits: Splits) -> str | None:
+    """Why no judge can tell the classes of the test images; None if one can."""
+    if splits.auxiliary.classes != splits.test.classes:
+        return "no judge of classes: the attacker's images are of other classes than the test images"
+    if splits.auxiliary.labels.min() == splits.auxiliary.labels.max():
+        return "no judge of classes: the attacker's images are all of one class"
+    return None
+
+
+def shows_people(splits: Splits) -> bool:
+    """Whether an embedder can learn from the attacker's images, and there is somebody on the test images."""
+    known = splits.auxiliary.identities
+    return splits.test.identities is not None and known is not None and known.min() < known.max()
+
+
+def attributes(part: ImageSet) -> dict[str, Tensor]:
+    """What probes look for: the class, and who is on the image where that is something else."""
+    found = {"class": torch.from_numpy(part.labels)}
+    if part.identities is not None:
+        people = torch.from_numpy(by_identity(part).labels)
+        pairs = torch.stack([people, found["class"]]).unique(dim=1).shape[1]
+        if not pairs == len(people.unique()) == len(found["class"].unique()):
+            found["identity"] = people
+    return found
+
+
+class Panel:
+    """The judges of a run, and what they make of the test images themselves."""
+
+    def __init__(self, splits: Splits, device: torch.device, seed: int, shelf: Path) -> None:
+        test = DeviceImages(splits.test, device)
+        x = test.take(slice(None))
+        self.classifier = self.embedder = None
+        if why_no_classes(splits) is None:
+            self.classifier = trained(Judge("classifier", seed), splits.auxiliary, device, shelf)
+            self.labels = test.labels
+            self.recognised = self.classifier.classify(x) == self.labels
+        if shows_people(splits):
+            self.embedder = trained(Judge("embedder", seed), by_identity(splits.auxiliary), device, shelf)
+            self.people = torch.from_numpy(by_identity(splits.test).labels).to(device)
+            self.gallery = self.embedder.embed(x)
+            self.same_identity = search(self.gallery, self.gallery, self.people).same_identity
+
+    def rows(self, rebuilt: Tensor) -> dict[str, Tensor]:
+        """What they make of reconstructions: one value for each test image."""
+        found: dict[str, Tensor] = {}
+        if self.classifier is not None:
+            seen = self.classifier.classify(rebuilt) == self.labels
+            found |= {"recognised": seen, "recognised_original": self.recognised}
+        if self.embedder is not None:
+            who = search(self.gallery, self.embedder.embed(rebuilt), self.people)
+            found |= {
+                "identity_cosine": who.cosine, "identity_others": who.others, "same_image": who.same_image,
+                "same_identity": who.same_identity, "same_identity_original": self.same_identity,
+            }  # fmt: skip
+        return found

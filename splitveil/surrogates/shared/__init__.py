@@ -1,0 +1,1 @@
+"""What several surrogates are built from. No surrogate is registered here."""

@@ -1,0 +1,52 @@
+"""Class memory bank: the last features of every class, for batches that hold few samples of a class.
+
+With 100 or 530 classes a batch of 128 has one sample of a class, or none: no spread to measure. The bank is a ring buffer of
+`size` detached features a class, [c, size, d]. They join the statistics and receive no gradient.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.registry import UserError
+from splitveil.statistics.by_class import members, order_in_class
+
+
+class Bank(nn.Module):
+    """Ring buffer of features by class; `push` a batch, `recall` what is known of some classes."""
+
+    rows: Tensor
+    written: Tensor
+
+    def __init__(self, dim: int, classes: int, size: int) -> None:
+        super().__init__()
+        if size < 1:
+            raise UserError(f"surrogate: bank is {size}, must be 0 (no bank) or more samples a class")
+        self.size, self.classes = size, classes
+        self.register_buffer("rows", torch.zeros(classes * size + 1, dim))  # the last row takes what is not kept
+        self.register_buffer("written", torch.zeros(classes, dtype=torch.int64))  # samples ever seen of each class
+
+    @torch.no_grad()
+    def push(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+        """Remember [b, d] features, of each class the last ones; none if `finite` is false, no row whose sum is not finite."""
+        keep = finite & z.sum(1).isfinite()
+        member = members(y, self.classes, torch.float32) * keep.unsqueeze(1)  # [b, c]
+        counts = member.sum(0).long()
+        position = order_in_class(member)
+        keep = keep & (position >= counts.index_select(0, y) - self.size)
+        newest = (self.written.index_select(0, y) + position) % self.size
+        to = torch.where(keep, y * self.size + newest, self.classes * self.size)
+        self.rows.index_copy_(0, to, z.to(self.rows.dtype))
+        self.rows[-1].zero_()
+        self.written += counts
+
+    def recall(self, label: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+        """[g, 1] classes, and how far back to look [g, n] -> features, and where there is one [g, n]; 0 is the newest.
+
+        Features are [g n + 1, d], zero where there is none; the last row is always so.
+        """
+        written = self.written[label]
+        known = (back >= 0) & (back < written.clamp_max(self.size))
+        row = label * self.size + (written - 1 - back) % self.size
+        nothing = self.classes * self.size
+        row = torch.nn.functional.pad(torch.where(known, row, nothing).flatten(), (0, 1), value=nothing)
+        return self.rows.index_select(0, row), known

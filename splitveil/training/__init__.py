@@ -1,0 +1,1 @@
+"""Training a split model: from a Config to a finished run folder."""

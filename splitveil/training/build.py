@@ -1,0 +1,89 @@
+"""From a Config to the objects of a run: data, split model, channel, CEM."""
+
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from splitveil.cem import CEM
+from splitveil.channel import Channel
+from splitveil.config import Config
+from splitveil.data import ImageSet
+from splitveil.data.splits import Splits, make_splits
+from splitveil.registry import DATASETS, DEFENCES, SURROGATES, UserError
+from splitveil.rng import seed_of
+from splitveil.split_model import SplitModel, build_model
+
+
+class Parts(NamedTuple):
+    model: SplitModel
+    channel: Channel
+    cem: CEM | None
+
+
+def build_splits(config: Config) -> Splits:
+    return make_splits(DATASETS.of(config.data).make_from(config.data), config.splits, config.seed)
+
+
+def channel_moments(part: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each image channel in [0, 1], from the histogram of its 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack(
+        [torch.bincount(torch.from_numpy(c.reshape(-1)), minlength=256) for c in part.images.swapaxes(0, 1)]
+    )
+    weights = counts.double() / counts.sum(1, keepdim=True)  # [c, 256]
+    mean = weights @ values
+    return mean, (weights @ values.square() - mean.square()).clamp_min(0).sqrt()
+
+
+def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
+    """Model, channel and CEM on the device, initialised from the config's seed."""
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    model = build_model(config.model, task.shape, len(task.classes), *channel_moments(task))
+    channel = Channel(DEFENCES.of(defence).make_from(defence) for defence in config.defences)
+    model = channel.rebuild(model)
+    cem = None
+    if config.cem.surrogate is not None and config.cem.strength != 0:  # CEM refuses what is below
+        cem = build_cem(config, model, channel, task.labels, len(task.classes)).to(device)
+    # Channels last: on two CPU cores a training step of `small` was 1.5 to 2.1 times as fast, and tensor cores want it too.
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Parts(model, channel.to(device), cem)
+
+
+def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.ndarray, classes: int) -> CEM:
+    c = config.cem
+    entry = SURROGATES.of(c.surrogate)
+    sigma = channel.noise_std
+    if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
+        sigma = c.sigma
+    dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
+    surrogate = entry.make_from(published(c.surrogate, config), dim=dim, classes=classes, sigma=sigma)
+    surrogate.largest_share = float(np.bincount(labels).max() / len(labels))
+    options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
+    return CEM(surrogate, **options, sigma=channel.noise_std)
+
+
+def published(surrogate: Any, config: Config) -> Any:
+    """The reference code has 5 clusters a class where the cut ends in a sigmoid, and 15 elsewhere."""
+    bounded = any(getattr(defence, "sigmoid", False) for defence in config.defences)
+    if getattr(surrogate, "preset", None) == "reference" and surrogate.clusters is None and bounded:
+        return dataclasses.replace(surrogate, clusters=5)
+    return surrogate
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA if there is one, else the CPU; under torchrun each process takes its own GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"device {name!r} is not usable here ({str(error).splitlines()[0]}); try --device auto"
+        ) from None
+    return device

@@ -1,0 +1,62 @@
+"""One pass over a split with the channel on: predictions and features."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from splitveil.channel import Channel, Noisy
+from splitveil.cut_by_fx import in_mode
+from splitveil.data.loader import DeviceImages
+from splitveil.metrics.leakage import rate_bits
+from splitveil.split_model import SplitModel
+from splitveil.training.step import encode
+
+
+class Pass(NamedTuple):
+    correct: Tensor  # [n] bool
+    loss: Tensor  # []
+    z: Tensor  # [n, d], what the edge made, before the channel
+    noisy: list[Noisy]  # clean [n, d] each: what the channel's Gaussian noises were added to
+
+    def bits(self, y: Tensor, classes: int) -> float | None:
+        """The smallest of the rate bounds that hold for what is sent; None if there is none."""
+        bounds = [rate_bits(clean, y, classes, sigma) for clean, sigma in self.noisy]
+        return min((bits for bits in bounds if bits is not None), default=None)
+
+
+@torch.no_grad()
+def run_pass(
+    model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500
+) -> Pass:
+    """Every image once through edge, channel and cloud, in eval mode."""
+    features, places, correct, losses = [], [], [], []
+    with in_mode(model, False):
+        for x, y in images.in_order(size):
+            z = model.edge(x)
+            sent, noisy = channel.walk(z, x, generator)
+            logits = model.cloud(sent)
+            flat = z.flatten(1)
+            features.append(flat)
+            places.append([Noisy(flat if clean is z else clean.flatten(1), sigma) for clean, sigma in noisy])
+            correct.append(logits.argmax(1) == y)
+            losses.append(F.cross_entropy(logits, y, reduction="sum"))
+    whole, together = torch.cat(features), []
+    for place in zip(*places):  # one of each batch
+        same = place[0].clean is features[0]  # the usual case, which then costs no memory
+        together.append(Noisy(whole if same else torch.cat([part.clean for part in place]), place[0].sigma))
+    return Pass(torch.cat(correct), torch.stack(losses).sum() / len(images), whole, together)
+
+
+@torch.no_grad()
+def features_of(model: SplitModel, images: DeviceImages, bf16: bool = False, fused: bool = False) -> Tensor:
+    """What the edge makes of every image, in eval mode: [n, *z_shape], not in bfloat16 also if it is computed so."""
+    edge, n = torch.compile(encode, dynamic=False) if fused else encode, len(images)
+    # Large batches fall out of a CPU's caches: 2,000 were three times as slow there.
+    size = min(n, 2000 if images.device.type == "cuda" else 250)
+    with in_mode(model, False), torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+        found = [edge(model, images.take(slice(start, start + size))) for start in range(0, n - size + 1, size)]
+        if rest := n % size:  # in a batch as large as the others: another size would be compiled anew
+            found.append(edge(model, images.take(slice(n - size, n)))[-rest:])
+        return torch.cat(found)

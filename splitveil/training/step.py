@@ -1,0 +1,115 @@
+"""One training step: forward through edge, channel and cloud, the blended backward pass, the optimisers.
+
+Nothing in it waits for the device, so that it can be captured and replayed as a whole (`splitveil.device.capture`).
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitveil.cem import CEM
+from splitveil.channel import Channel
+from splitveil.defences import Batch
+from splitveil.split_model import SplitModel
+
+
+class Forward(NamedTuple):
+    """One forward pass through edge, channel and cloud."""
+
+    z: Tensor  # [b, *z_shape]
+    sent: Tensor  # the same after the channel
+    loss: Tensor  # [], the task's
+    accuracy: Tensor  # []
+
+
+def encode(model: SplitModel, x: Tensor) -> Tensor:
+    z = model.edge(x)
+    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
+
+
+def answer(model: SplitModel, sent: Tensor, y: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The task's loss and the accuracy."""
+    logits = model.cloud(sent).float()
+    return F.cross_entropy(logits, y, label_smoothing=smoothing), (logits.argmax(1) == y).float().mean()
+
+
+class Pipeline(nn.Module):
+    """edge -> channel -> cloud -> loss in one forward, as DistributedDataParallel wants it."""
+
+    def __init__(self, model: SplitModel, channel: Channel, smoothing: float = 0.0, compiled: bool = False) -> None:
+        super().__init__()
+        self.model, self.channel, self.smoothing = model, channel, smoothing
+        self.encode, self.answer = encode, answer
+        if compiled:
+            # Functions and not modules: parameters stay the modules' alone, and equal networks share their kernels. Each batch
+            # size has kernels of its own: those for any size made a step a tenth slower.
+            self.encode, self.answer = torch.compile(encode, dynamic=False), torch.compile(answer, dynamic=False)
+
+    def forward(
+        self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None
+    ) -> Forward:
+        """`look` is called with z as soon as it is there."""
+        z = self.encode(self.model, x)
+        if look is not None:
+            look(z)
+        sent = self.channel.send(z, x, generator)
+        return Forward(z, sent, *self.answer(self.model, sent, y, self.smoothing))
+
+
+class Means:
+    """Averages over an epoch: summed on the device, in a tensor that stays where it is, and read once at the end."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, torch.Size] = {}
+        self.one = self.sums = torch.zeros(0)
+
+    def begin(self) -> None:
+        self.sums.zero_()
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        """The values of one step; names and shapes are those of the first."""
+        if not self.shapes:
+            self.shapes = {name: value.shape for name, value in values.items()}
+            device = next(iter(values.values())).device
+            self.one = torch.ones(1, device=device)  # counts the steps along with the rest
+            self.sums = torch.zeros(1 + sum(map(prod, self.shapes.values())), dtype=torch.float64, device=device)
+        if self.shapes.keys() != values.keys():
+            raise RuntimeError(f"a step measured {sorted(values)}, earlier ones {sorted(self.shapes)}")
+        self.sums += torch.cat([self.one, *(value.detach().flatten().float() for value in values.values())])
+
+    def read(self) -> dict[str, Any]:
+        """Numbers, and lists where a value is a vector; the host waits for the device here."""
+        sums = self.sums.cpu()
+        each = (sums[1:] / sums[0]).split([prod(shape) for shape in self.shapes.values()])
+        return {name: mean.view(shape).tolist() for (name, shape), mean in zip(self.shapes.items(), each)}
+
+
+def train_step(
+    pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
+    noise: torch.Generator, bf16: bool, means: Means,
+) -> Tensor:  # fmt: skip
+    """One step; nothing in it waits for the device. Returns z."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y))
+    batch = Batch(x, z, sent, y)
+    penalties = channel.penalties(batch)
+    loss = task + sum(penalties) if penalties else task
+    optimizer.zero_grad(set_to_none=True)
+    if cem is None:
+        loss.backward()
+    else:
+        cem.backward(loss, z, y)
+    optimizer.step()
+    channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
+    values = {"loss": task, "train_accuracy": accuracy}
+    if penalties:
+        values["penalty"] = loss - task
+    if cem is not None and cem.active and cem.last is not None:
+        values |= {"cem_loss": cem.last.loss, "cem_loss_uniform": cem.last.loss_uniform}
+        values |= {f"cem_{name}": value for name, value in cem.last.diagnostics.items()}
+    means.add(values)
+    return z.detach()

@@ -1,0 +1,45 @@
+"""Two processes with half the batch each do what one process does with the whole."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
+from splitveil.runs import Run
+
+
+def furthest(a: Run, b: Run) -> float:
+    """The largest difference of a weight, relative to the largest weight of its tensor."""
+    left, right = a.load_weights(), b.load_weights()
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max() / left[name].abs().max()) for name in left)
+
+
+# The surrogate's Adam divides gradients by their size, and with them their rounding errors.
+@pytest.mark.parametrize(("surrogate", "tolerance"), [("uniform", 1e-5), ("slots", 2e-4)])
+def test_two_processes_give_the_weights_of_one(surrogate: str, tolerance: float, pictures: Path, tmp_path: Path):
+    flags = f"""
+        --data npz --data.path {pictures} --splits.task 512 --splits.validation 100 --splits.auxiliary 100
+        --model.width 8 --model.no-norm --defences bottleneck --cem.surrogate {surrogate} --cem.sigma 0.1 --cem.warmup 1
+        --cem.strength 16 --cem.lr-rescale off --train.epochs 2 --train.batch 128 --train.lr 0.1 --device cpu --name two
+    """.split()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "splitveil", "train", *flags, "--runs", str(tmp_path)]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation accuracy") == 1  # only the first process speaks
+    one, _, _ = train_run(tmp_path / "one", parse(flags))
+    undefended, _, _ = train_run(tmp_path / "undefended", parse([*flags, "--cem.surrogate", "none"]))
+    two = Run.open(tmp_path / "two")
+    assert two.finished()
+    assert furthest(one, two) < tolerance
+    assert furthest(one, undefended) > 1e-3  # so CEM had its part in what is equal
+    assert [line["cem_steps"] for line in two.metrics()] == [line["cem_steps"] for line in one.metrics()] == [0, 4]
+    assert [line["accuracy"] for line in two.metrics()] == [line["accuracy"] for line in one.metrics()]
+    train_run(tmp_path / "two", parse(flags))  # one process finds it finished

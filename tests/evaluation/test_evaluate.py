@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
+from splitveil.defences import Batch, Defence, build
+from splitveil.evaluation.evaluate import acts, collapse_of, evaluate_run, wilson
+from splitveil.evaluation.run_attacks import attack_run
+
+
+@given(st.integers(1, 20_000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
+def test_the_wilson_interval_is_scipys(counts: tuple[int, int]) -> None:
+    correct, total = counts
+    expected = stats.binomtest(correct, total).proportion_ci(0.95, method="wilson")
+    low, high = wilson(correct, total)
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    assert -1e-12 <= low < high <= 1 + 1e-12
+
+
+class Pull(Defence):
+    """Leaves z as it is and asks for a penalty."""
+
+    def __init__(self, strength: float, on: str = "z") -> None:
+        super().__init__()
+        self.strength, self.on = strength, on
+
+    def penalty(self, batch: Batch) -> Tensor | None:
+        return self.strength * getattr(batch, self.on).square().mean()
+
+
+class Silent(Defence):
+    def penalty(self, batch: Batch) -> Tensor | None:
+        return torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("defence", "expected"),
+    [
+        (Defence(), False), (build("none"), False), (build("gaussian"), True), (build("bottleneck"), True),
+        (Pull(1.0), True), (Pull(1.0, on="sent"), True), (Pull(0.0), False), (Pull(1.0, on="x"), False), (Silent(), False),
+    ],
+    ids=["base", "none", "gaussian", "bottleneck", "pull", "pull on what is sent", "no pull", "pull on x", "constant"],
+)  # fmt: skip
+def test_a_defence_acts_if_it_changes_z_or_the_architecture_or_pulls_on_z(defence: Defence, expected: bool) -> None:
+    x, z, y = torch.rand(8, 1, 16, 16), torch.randn(8, 2, 16, 16), torch.arange(8) % 3
+    with torch.no_grad():
+        assert acts(defence, Batch(x, z, z.clone(), y), torch.Generator()) == expected
+
+
+def test_the_collapse_is_read_from_the_epochs_in_which_cem_acted() -> None:
+    warmup = {"epoch": 0, "loss": 1.0}
+    acted = [{"cem_loss": 1.0, "cem_loss_uniform": 2.0, "cem_collapsed": share} for share in (0.2, 0.8)]
+    assert collapse_of([]) == collapse_of([warmup]) == ([], None)
+    assert collapse_of([warmup, *acted]) == ([0.2, 0.8], 0.5)
+    assert collapse_of([{"cem_loss": 1.0, "cem_loss_uniform": 1.0}]) == ([], 1.0)  # a surrogate without attention
+    assert collapse_of([{"cem_loss": 0.0, "cem_loss_uniform": 0.0}]) == ([], None)  # all below tau
+
+
+def test_a_run_whose_attention_collapsed_is_flagged(small: list[str], tmp_path: Path) -> None:
+    run, splits, device = train_run(tmp_path, parse(small))
+    attack_run(run, splits, device)
+
+    def flags() -> set[str]:
+        return {flag["flag"] for flag in evaluate_run(run, splits, device)["flags"]}
+
+    assert not flags() & {"attention-collapsed", "defence-inactive"}
+    lines = run.metrics()
+    run.drop_metrics_from(0)
+    for line in lines:
+        collapsed = {"cem_collapsed": 0.9, "cem_loss": 0.001 * line["cem_loss_uniform"]} if line["epoch"] else {}
+        run.append_metrics(line | collapsed)
+    assert flags() >= {"attention-collapsed", "defence-inactive"}
+
+
+def test_the_summary_has_what_each_defence_reports_of_what_was_sent(small: list[str], tmp_path: Path) -> None:
+    stack = ["--defences", "bottleneck,local_dp", "--defences.1.epsilon", "20", "--train.epochs", "1"]
+    plain = [flag for flag in small if flag not in ("--defences.1.sigma", "0.1")]
+    run, splits, device = train_run(tmp_path, parse([*plain, *stack]))
+    attack_run(run, splits, device)
+    summary = evaluate_run(run, splits, device)
+    assert summary["defences"] == ["bottleneck", "local_dp"]
+    first, second = summary["reports"]
+    assert first == {}
+    assert second["guarantees"][0]["epsilon"] == pytest.approx(20)
+    assert second["sigma"] == pytest.approx(summary["sigma"])
+    assert 0 <= second["clipping_rate"] <= 1
+    # sum_d log(1 + v_d / sigma^2) <= sum_d v_d / sigma^2 <= (bound / sigma)^2, but for m / (m - 1) in the sample variance
+    assert 0 < summary["bits"] < 1.1 * second["guarantees"][0]["bits"]
+    assert json.loads((run.folder / "summary.json").read_text())["reports"] == summary["reports"]
+
+
+def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lacks(
+    small: list[str], tmp_path: Path
+) -> None:
+    run, splits, device = train_run(tmp_path, parse([*small, "--train.epochs", "1"]))
+    attack_run(run, splits, device)
+    summary = evaluate_run(run, splits, device)
+    assert 0.5 < summary["recognised_original"] <= 1
+    assert summary["no_judge"] is None
+    assert summary["probes"].keys() == {"class"}
+    assert summary["probes"]["class"].keys() == {"majority", "linear", "mlp"}
+    assert summary["probes"]["class"]["linear"] > summary["probes"]["class"]["majority"] + 0.2
+    assert summary["attacks"]["mean_image"]["probes"]["class"]["linear"] < 0.4
+    file = run.folder / "attacks" / "mean_image-0" / "rows.npz"
+    with np.load(file) as rows:
+        old = {name: rows[name] for name in ("mse", "psnr", "ssim", "label")}
+    np.savez(file, **old)  # type: ignore[arg-type]
+    before = evaluate_run(run, splits, device)
+    assert before["recognised_original"] is before["attacks"]["mean_image"]["recognised"] is None
+    assert "no judge was asked when these attacks were run" in before["no_judge"]
+    assert before["attacks"]["mean_image"]["mse"] == summary["attacks"]["mean_image"]["mse"]

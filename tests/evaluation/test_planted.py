@@ -1,0 +1,248 @@
+"""One model with a planted weakness for each flag, and one without: trained, attacked and evaluated as every run is.
+
+Bundled images of 8 pixels. Most models are `wire`: the edge only normalises, so that z is the image and everything that protects
+it is the channel, and what an attack can reach is known beforehand. docs/flags.md says which plant shows which flag.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.threat import Access, Observation
+from splitveil.cli.commands import train_run
+from splitveil.config import from_dict
+from splitveil.data.readers.fashion import fashion
+from splitveil.defences import AttackHints, Defence
+from splitveil.defences.gaussian import add_noise
+from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.flags import FLAGS
+from splitveil.evaluation.run_attacks import attack_run
+from splitveil.registry import ATTACKS, DEFENCES, MODELS
+
+
+@dataclass(frozen=True)
+class WireConfig:
+    cut: str = "wire"
+
+
+def wire(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+    """z is the normalised image."""
+    head = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, classes))
+    return nn.Sequential(OrderedDict(wire=nn.Identity(), head=head))
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+class Boaster(Defence):
+    """Claims noise that it does not send."""
+
+    noise_std = 2.0
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return add_noise(z, 0.1, generator)
+
+
+class Ripple(Defence):
+    """Hardly changes z, but its slope is up to 11 times that of z, with a random sign: only on average does it point anywhere."""
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        phase = 2 * torch.pi * torch.rand(z.shape, generator=generator, device=z.device)
+        return z + 0.05 * torch.sin(200 * z + phase)
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints(random=True)
+
+
+class OnlyInTraining(Defence):
+    """nn.Dropout stops at inference; the rounding does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.2)
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.dropout((8 * z).round() / 8)
+
+
+@dataclass(frozen=True)
+class LeastSquaresConfig(AttackConfig):
+    images: int = 64
+    """The attacker's images that are used."""
+
+
+class LeastSquares(Attack):
+    """A linear inverse without regularisation: at its worst where it has about as many images as z has entries."""
+
+    def __init__(self, seed: int, images: int) -> None:
+        super().__init__(seed)
+        self.images = images
+
+    def fit(self, access: Access) -> "LeastSquares":
+        assert access.query is not None and access.auxiliary is not None
+        x = access.auxiliary.take(slice(self.images))
+        self.shape_, z = access.x_shape, access.query(x)[:, 0].flatten(1)
+        self.weights_ = torch.linalg.lstsq(z.double(), x.flatten(1).double(), driver="gelsd").solution
+        return self
+
+    def reconstruct(self, observation: Observation) -> Tensor:
+        z = observation.z[:, 0].flatten(1).double()
+        return (z @ self.weights_).float().clamp(0, 1).view(-1, *self.shape_)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs go, and the images: bundled ones at a quarter of their size. Runs of the same images share a judge there."""
+    source, folder = fashion(), tmp_path_factory.mktemp("planted")
+    assert source.test is not None
+    parts = source.train.take(np.arange(1300)), source.test.take(np.arange(300))
+    images, test = (F.avg_pool2d(torch.from_numpy(part.images).float(), 4).round().byte().numpy() for part in parts)
+    labels = {"labels": parts[0].labels, "test_labels": parts[1].labels}
+    np.savez(folder / "small.npz", images=images, test_images=test, **labels)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user would have registered."""
+    for registry in (MODELS, DEFENCES, ATTACKS):
+        registry.names()
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setenv("SPLITVEIL_KEY", "0123456789abcdef" * 2)
+    MODELS.register("wire", WireConfig)(wire)
+    DEFENCES.register("boaster", NoOptions)(Boaster)
+    DEFENCES.register("ripple", NoOptions)(Ripple)
+    DEFENCES.register("only_in_training", NoOptions)(OnlyInTraining)
+    ATTACKS.register("least_squares", LeastSquaresConfig)(LeastSquares)
+
+
+def defence(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": name, **options}
+
+
+def attack(name: str, label: str = "", **options: Any) -> dict[str, Any]:
+    return {"name": name, "label": label, **options}
+
+
+def decoder(label: str = "", **options: Any) -> dict[str, Any]:
+    return attack("decoder", label, **{"blocks": 0, "width": 8, "epochs": 12, "batch": 32, "lr": 1e-2} | options)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A weakness: the channel and the attacks under which it shows."""
+
+    told: str
+    """As docs/flags.md tells it."""
+    defences: tuple[dict[str, Any], ...]
+    attacks: tuple[dict[str, Any], ...] = (attack("ridge"),)
+    model: str = "wire"
+    cem: dict[str, Any] | None = None
+    epochs: int = 1
+
+
+NOISE = defence("gaussian", sigma=0.5)
+RIDGE = attack("ridge")
+PLANTS: dict[str, Plant] = {
+    "beaten-by-mean": Plant(
+        "Gaussian noise; beside `ridge` a decoder of one epoch at a rate of 1e-5, which answers with grey",
+        (NOISE,), (RIDGE, decoder(epochs=1, lr=1e-5)),
+    ),
+    "metric-ceiling": Plant("Gaussian noise 30 times as large as z", (defence("gaussian", sigma=30.0),)),
+    "attack-not-converged": Plant(
+        "Gaussian noise; a decoder of three epochs", (NOISE,), (RIDGE, decoder(epochs=3, lr=1e-3))
+    ),
+    "defence-inactive": Plant(
+        "`topk` behind a ReLU, which zeroes a tenth of the entries: they were zero before",
+        (defence("topk", drop=0.1),), model="small",
+    ),
+    "attention-collapsed": Plant(
+        "`small` trained with CEM and the surrogate `gated` in its preset `as_written`, whose gates learn to shut",
+        (NOISE,), model="small", epochs=6,
+        cem={"surrogate": "gated", "gated": {"preset": "as_written"}, "warmup": 0, "lr": 0.1},
+    ),
+    "whitebox-weaker": Plant(
+        "Gaussian noise; beside `ridge` a `refine` of no steps, from a decoder of one epoch", (NOISE,),
+        (RIDGE, attack("refine", blocks=0, width=8, epochs=1, batch=32, decoder_lr=1e-2, steps=0)),
+    ),
+    "stronger-net-worse": Plant(
+        "Gaussian noise; decoders of 0 and of 12 blocks, two epochs each", (NOISE,),
+        (RIDGE, decoder("small", epochs=2), decoder("large", epochs=2, blocks=12)),
+    ),
+    "more-data-worse": Plant(
+        "Gaussian noise; a user's least squares without regularisation, on 24 and on 48 images of 64 pixels",
+        (NOISE,), (RIDGE, attack("least_squares", "few", images=24), attack("least_squares", "many", images=48)),
+    ),
+    "averaging-hole": Plant(
+        "Gaussian noise, fresh at every release; `nearest` with 1 and with 16 releases",
+        (NOISE,), (RIDGE, attack("nearest"), attack("nearest", "nearest-16", repeats=16)),
+    ),
+    "gradient-masked": Plant(
+        "a user's ripple on z, small but steep and of random phase; `refine` with 16 draws", (defence("ripple"),),
+        (attack("refine", blocks=0, width=8, epochs=2, batch=32, decoder_lr=1e-2, steps=60, lr=3e-2, draws=16),),
+    ),
+    "bound-violated": Plant(
+        "a user's defence that claims `noise_std` 2 and sends noise of 0.1", (defence("boaster"),)
+    ),
+    "mask-aware-gap": Plant(
+        "`dropout` of 0.7 where grey is 0; a decoder with and one without the mask",
+        (defence("dropout", p=0.7),), (decoder(epochs=10), decoder("aware", epochs=10, mask=True)),
+    ),
+    "channel-off-at-inference": Plant(
+        "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
+    ),
+}  # fmt: skip
+CLEAN = Plant(
+    "keyed noise; `ridge`, decoders of two widths and with 16 releases, and `refine`, 15 epochs each",
+    (defence("keyed_noise", sigma=1.0),),
+    (
+        attack("mean_image"), RIDGE, decoder("small", epochs=15, lr=5e-3), decoder("large", epochs=15, lr=5e-3, width=16),
+        decoder("repeats", epochs=15, lr=5e-3, repeats=16),
+        attack("refine", blocks=0, width=16, epochs=15, batch=32, decoder_lr=5e-3, steps=60),
+    ),
+)  # fmt: skip
+
+
+def flags_of(plant: Plant, name: str, shelf: Path) -> dict[str, list[str]]:
+    """Details by flag."""
+    config = from_dict({
+        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / "small.npz")},
+        "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
+        "defences": list(plant.defences), "attacks": list(plant.attacks), "cem": plant.cem or {},
+        "train": {"epochs": plant.epochs, "batch": 32, "augment": {"crop": 0, "flip": False}},
+    })  # fmt: skip
+    run, splits, device = train_run(shelf / name, config)
+    attack_run(run, splits, device)
+    found: dict[str, list[str]] = {}
+    for flag in evaluate_run(run, splits, device)["flags"]:
+        found.setdefault(flag["flag"], []).append(flag["detail"])
+    return found
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_planted_weakness_raises_its_flag_and_no_other(flag: str, shelf: Path) -> None:
+    assert flag in PLANTS, "a new flag needs a model that it is raised for"
+    found = flags_of(PLANTS[flag], flag, shelf)
+    assert set(found) == {flag}, found
+
+
+def test_a_model_without_a_planted_weakness_raises_none(shelf: Path) -> None:
+    assert flags_of(CLEAN, "clean", shelf) == {}
+
+
+def test_the_page_on_flags_names_every_plant_and_nothing_else() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "flags.md").read_text()
+    rows = [f"| `{flag}` | {plant.told} |" for flag, plant in PLANTS.items()] + [f"| none | {CLEAN.told} |"]
+    table = "\n".join(["| flag | planted model |", "|---|---|", *rows])
+    assert table in page, table

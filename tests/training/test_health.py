@@ -1,0 +1,78 @@
+from typing import Any
+
+import pytest
+
+from splitveil import surrogates
+from splitveil.registry import SURROGATES
+from splitveil.training.health import ADVERSARIAL, warnings_of
+
+WELL: dict[str, Any] = {
+    "epoch": 7, "cem_loss": 0.9, "cem_loss_uniform": 1.0, "cem_collapsed": 0.1, "cem_effective_samples": 0.8,
+    "cem_gate_mean": 0.5, "cem_overflow": 0.2, "cem_fallback": 0.0,
+}  # fmt: skip
+COLLAPSED = WELL | {"cem_loss": 0.031, "cem_collapsed": 0.9, "cem_effective_samples": 0.016, "cem_gate_mean": 0.02}
+
+
+def test_a_surrogate_that_is_well_or_says_nothing_trips_no_alarm() -> None:
+    assert warnings_of(WELL, "gated", 128) == {}
+    assert warnings_of({"epoch": 0, "cem_loss": 1.0, "cem_loss_uniform": 1.0}, "rate", 128) == {}
+    assert warnings_of({"epoch": 0}, "gated", 128) == {}  # warm-up
+
+
+@pytest.mark.parametrize(
+    ("key", "bound"), [("cem_collapsed", 0.5), ("cem_fallback", 0.5), ("cem_overflow", 0.01 * 128)]
+)
+def test_an_alarm_trips_above_its_bound_and_not_on_it(key: str, bound: float) -> None:
+    kind = key.removeprefix("cem_")
+    assert warnings_of(WELL | {key: bound}, "gated", 128) == {}
+    assert list(warnings_of(WELL | {key: 1.01 * bound}, "gated", 128)) == [kind]
+    assert warnings_of(WELL | {key: float("nan")}, "gated", 128) == {}
+
+
+def test_a_collapse_is_told_with_its_numbers_and_the_remedy() -> None:
+    assert warnings_of(COLLAPSED, "gated", 128)["collapsed"] == (
+        "the attention of 'gated' has collapsed in 90% of the classes (epoch 7): 1.6% of the samples of a class carry its "
+        "weight, the gates are open to 2.0%, the loss is 0.031 times that of equal weights. The defence may be inactive; "
+        "use preset=default or gate_objective=adversarial"
+    )
+
+
+def test_a_collapse_is_told_with_what_was_logged_only() -> None:
+    bare = warnings_of({"epoch": 1, "cem_collapsed": 1.0}, "own", 128)["collapsed"]
+    assert bare == (
+        "the attention of 'own' has collapsed in 100% of the classes (epoch 1). The defence may be inactive; use preset=default"
+    )
+    at_zero = warnings_of(COLLAPSED | {"cem_loss": 0.0, "cem_loss_uniform": 0.0}, "gated", 128)["collapsed"]
+    assert "times" not in at_zero  # every class below tau: there is nothing to compare with
+
+
+def test_the_remedies_are_options_that_the_surrogates_have() -> None:
+    for name, option in ADVERSARIAL.items():
+        if name in SURROGATES.names():
+            key, _, value = option.partition("=")
+            surrogates.build(name, dim=8, classes=2, sigma=0.1, preset="default", **{key: value})
+
+
+def test_equal_weights_in_most_classes_are_told_with_their_cause() -> None:
+    unusable = warnings_of(WELL | {"cem_fallback": 0.75}, "kmeans", 128)["fallback"]
+    assert unusable.startswith("equal weights were used instead of those of 'kmeans' in 75% of the classes (epoch 7)")
+    assert "its attention or centres could not be used" in unusable
+    assert "raise cem.warmup or train.batch" in unusable
+    both = warnings_of(COLLAPSED | {"cem_fallback": 0.9, "cem_loss": 1.0}, "gated", 128)
+    assert "because its attention collapsed" in both["fallback"]
+    assert "Equal weights stand in for it" in both["collapsed"]
+    assert "inactive" not in both["collapsed"]  # it is not: equal weights pull
+
+
+def test_a_surrogate_that_falls_back_to_nothing_is_not_said_to_use_equal_weights() -> None:
+    """slots as_written switches itself off."""
+    both = warnings_of(COLLAPSED | {"cem_fallback": 0.9, "cem_loss": 0.0}, "slots", 128)
+    assert both["fallback"].startswith("'slots' was switched off in 90% of the classes (epoch 7): the loss is 0 times")
+    assert all("may be inactive" in message for message in both.values())
+
+
+def test_samples_without_a_place_are_told_with_the_option_to_raise() -> None:
+    assert warnings_of(WELL | {"cem_overflow": 3.14}, "slots", 128)["overflow"] == (
+        "3.1 of the 128 samples of a batch found no place among those of their class (bound: 1%) and were not measured; "
+        "raise --cem.surrogate.capacity"
+    )

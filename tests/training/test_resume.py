@@ -1,0 +1,349 @@
+"""A run that was stopped, at whatever moment, and started again ends as one that was not: bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pytest
+import torch
+from interrupting import interrupt_at
+from torch import Tensor, nn
+
+from splitveil import runs
+from splitveil.cli.arguments import parse
+from splitveil.cli.commands import train_run
+from splitveil.registry import SURROGATES, UserError
+from splitveil.runs import Run
+from splitveil.statistics.by_class import class_moments
+from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.training.checkpoint import restore_optimizer
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+class Killed(BaseException):
+    """Stands in for a kill -9: nothing catches it."""
+
+
+@dataclass(frozen=True)
+class Config:
+    pass
+
+
+class Learned(Surrogate):
+    """Class variances, weighted by learned weights of the dimensions."""
+
+    warmup = 0
+
+    def __init__(self, dim: int, classes: int, sigma: float | None) -> None:
+        super().__init__(dim, classes)
+        self.weights = nn.Parameter(torch.randn(dim))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        self.seen += len(z)
+        variance = class_moments(z.flatten(1), y, self.classes).variance
+        loss = (variance * self.weights.softmax(0)).sum(1).mean()
+        return SurrogateOutput(loss, variance.mean().detach(), {"sharpest": self.weights.softmax(0).max().detach()})
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    SURROGATES.names()  # discovers
+    monkeypatch.setattr(SURROGATES, "_entries", dict(SURROGATES._entries))
+    SURROGATES.register("learned", Config)(Learned)
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """All that a run ends with, except its seconds."""
+    files = ["weights/last.safetensors", "weights/best.safetensors", "state/train.safetensors", "splits.json"]
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run.open(folder).metrics()]
+    return {file: (folder / file).read_bytes() for file in files} | {"metrics": lines}
+
+
+WITH_STATE = {
+    "uniform": "--cem.surrogate.tau-quantile 0.5",
+    "gated": "--cem.surrogate.bank 4",
+    "rate": "--cem.target-bits 9",
+    "kmeans": "--cem.refresh-from training",
+}
+"""Options that give a surrogate more to remember."""
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("surrogate", [*SURROGATES.names(), "learned", "none"])
+def test_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
+    surrogate: str, every: int, small: list[str], learned: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flags = ["--cem.surrogate", surrogate, "--train.checkpoint-every", str(every), "--train.augment.rotate", "10"]
+    flags += ["--cem.warmup", "1", *WITH_STATE.get(surrogate, "").split()]
+    config = parse([*small, *flags])
+    train_run(tmp_path / "whole", config)
+    for step in (13, 7, 2):  # in the third, the second and the first of three epochs of five steps
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, step)
+            with pytest.raises(KeyboardInterrupt):
+                train_run(tmp_path / str(step), config)
+        train_run(tmp_path / str(step), config)
+        assert outcome(tmp_path / str(step)) == outcome(tmp_path / "whole")
+
+
+def test_the_surrogates_adam_and_buffers_are_part_of_the_state(small: list[str], learned: None, tmp_path: Path):
+    run, _, _ = train_run(tmp_path / "run", parse([*small, "--cem.surrogate", "learned", "--cem.warmup", "0"]))
+    saved = run.load_state()
+    assert saved is not None
+    assert saved[0]["cem.surrogate.seen"] == 3 * 5 * 32
+    assert saved[0]["cem_optimizer.0.step"] == 15
+    assert saved[0]["cem_optimizer.0.exp_avg"].ne(0).any()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_at_any_of_the_writes_loses_nothing(
+    moment: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Enumerates all: the k-th renaming of a file is the last thing that happens, or does not happen any more."""
+    config = parse([*small, "--train.epochs", "2", "--train.checkpoint-every", "1"])
+    train_run(tmp_path / "whole", config)
+    expected, replace, kills = outcome(tmp_path / "whole"), os.replace, 0
+    for k in range(100):
+        folder, left = tmp_path / str(k), k
+
+        def replace_and_die(source: Path, target: Path) -> None:
+            nonlocal left
+            if left == 0 and moment == "before":
+                raise Killed
+            replace(source, target)
+            left -= 1
+            if left < 0:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runs.os, "replace", replace_and_die)
+            try:
+                train_run(folder, config)
+                break  # there were no more than k writes
+            except Killed:
+                kills += 1
+        train_run(folder, config)
+        assert outcome(folder) == expected, f"killed {moment} write {k}"
+    assert (
+        kills >= 12
+    )  # config, schema, splits, environment, metrics; best (of epoch 1), last, state and its json of both
+    assert not list((tmp_path / "3").rglob(".*.tmp"))
+
+
+def test_leftovers_of_a_kill_are_no_obstacle(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = parse([*small, "--train.checkpoint-every", "1"])
+    train_run(tmp_path / "whole", config)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 12)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(tmp_path / "run", config)
+    for file in (
+        "weights/.last.safetensors.tmp",
+        "state/.train.safetensors.tmp",
+        ".metrics.jsonl.tmp",
+        ".config.toml.tmp",
+    ):
+        (tmp_path / "run" / file).write_bytes(b"half")
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 2, "lr": 0.0')
+    assert [line["epoch"] for line in Run.open(tmp_path / "run").metrics()] == [0, 1]
+    train_run(tmp_path / "run", config)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_kill_between_the_state_and_its_json_finishes_the_run_all_the_same(small: list[str], tmp_path: Path):
+    config = parse(small)
+    run, _, _ = train_run(tmp_path, config)
+    file = tmp_path / "state" / "train.json"
+    file.write_text(file.read_text().replace('"epoch": 2', '"epoch": 1'))
+    assert run.finished()
+
+
+def test_a_finished_run_is_not_touched_again(small: list[str], tmp_path: Path):
+    train_run(tmp_path, parse(small))
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != "config.toml"}
+    train_run(tmp_path, parse(small))
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert {p for p in tmp_path.rglob("*") if p.is_file()} == {*before, tmp_path / "config.toml"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--train.lr", "0.1"], "train.lr: 0.05, not 0.1"),
+        (["--seed", "1"], "seed: 0, not 1"),
+        (["--defences.1.sigma", "0.2"], "defences.1.sigma: 0.1, not 0.2"),
+        (["--cem.surrogate", "rate"], "cem.surrogate: 'uniform', not 'rate'"),
+        (["--defences", "bottleneck"], "defences.1.name: 'gaussian', not None"),
+    ],
+)
+def test_another_config_in_the_same_folder_is_refused_by_the_settings_name(
+    flags: list[str], named: str, small: list[str], tmp_path: Path
+):
+    Run.create(tmp_path, parse(small))
+    before = (tmp_path / "config.toml").read_bytes()
+    others = (
+        [*small, *flags]
+        if flags[0] != "--defences"
+        else [f for f in small if "defences.1" not in f and f != "0.1"] + flags
+    )
+    with pytest.raises(UserError, match="other settings") as error:
+        Run.create(tmp_path, parse(others))
+    assert named in str(error.value)
+    assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_attacks_name_and_device_may_change_later(small: list[str], tmp_path: Path):
+    digest = Run.create(tmp_path, parse(small)).config_sha256
+    run = Run.create(tmp_path, parse([*small, "--attacks", "ridge", "--name", "other", "--device", "auto"]))
+    assert [type(attack).method for attack in Run.open(tmp_path).config.attacks] == ["ridge"]
+    assert run.config_sha256 == digest  # none of them decides the weights
+
+
+def test_other_images_than_those_the_run_began_with_are_refused(small: list[str], pictures: Path, tmp_path: Path):
+    data = tmp_path / "pictures.npz"
+    data.write_bytes(pictures.read_bytes())
+    config = parse([*small, "--data.path", str(data), "--train.epochs", "1"])
+    train_run(tmp_path / "run", config)
+    with np.load(pictures) as arrays:
+        changed = dict(arrays)
+    changed["test_images"] = changed["test_images"].copy()
+    changed["test_images"][0, 0, 0] ^= 1
+    np.savez(data, **changed)
+    with pytest.raises(UserError, match=r"the images are not those of .*splits.json; restore"):
+        train_run(tmp_path / "run", config)
+
+
+# From here on by real processes.
+
+SERVER = """
+import json, os, signal, sys, time
+import torch, torch._dynamo
+from splitveil.cli import commands
+from splitveil.__main__ import main
+for line in sys.stdin:
+    arguments, limit = json.loads(line)
+    began = time.monotonic()
+    if not (child := os.fork()):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        main(arguments)
+        os._exit(0)
+    pid = status = 0
+    while not pid and (limit is None or time.monotonic() < began + limit):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.0005)
+    if not pid:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - began]), flush=True)
+"""
+
+
+class Server:
+    """Forks a process for each command line, after torch is imported, and kills it after a while if asked."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self.ask: IO[str] = process.stdin
+        self.hear: IO[str] = process.stdout
+
+    def run(self, arguments: list[str], limit: float | None = None) -> tuple[int, float]:
+        """Exit code (-9 if killed) and seconds."""
+        self.ask.write(json.dumps([arguments, limit]) + "\n")
+        self.ask.flush()
+        code, seconds = json.loads(self.hear.readline())
+        return code, seconds
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+    ) as process:
+        yield Server(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_killed_at_ten_moments_of_its_life_a_run_resumes_to_the_same_weights(
+    server: Server, small: list[str], tmp_path: Path
+):
+    def command(name: str) -> list[str]:
+        return ["train", *small, "--train.checkpoint-every", "1", "--runs", str(tmp_path), "--name", name]
+
+    code, seconds = server.run(command("whole"))
+    assert code == 0
+    expected, draw, killed = outcome(tmp_path / "whole"), random.Random(0), 0
+    for i in range(10):
+        name = str(i)
+        code, _ = server.run(command(name), limit=(i + draw.random()) / 10 * seconds)
+        killed += code == -signal.SIGKILL
+        code, _ = server.run(command(name))
+        assert code == 0
+        assert outcome(tmp_path / name) == expected, f"killed at {i}/10 of {seconds:.2f} s"
+    assert killed >= 5  # on a machine that was busy during the first run, the later ones are faster
+
+
+def written(folder: Path) -> int | None:
+    file = folder / "state" / "train.safetensors"
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+def wait_for_an_epoch(process: subprocess.Popen[str], folder: Path, before: int | None) -> None:
+    deadline = time.monotonic() + 60
+    while written(folder) == before:
+        assert process.poll() is None, "ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def hear_ctrl_c() -> None:
+    """What a shell starts in the background, such as these tests, ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_path: Path):
+    """A whole process each: Ctrl-C gives one line and 130, a kill gives nothing, and both go on from there."""
+    flags = [*small, "--train.epochs", "120", "--train.checkpoint-every", "1", "--name", "run"]
+    train_run(tmp_path / "whole", parse(flags))
+    command = [sys.executable, "-m", "splitveil", "train", *flags, "--runs", str(tmp_path)]
+    folder = tmp_path / "run"
+    for stop, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        before = written(folder)
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT,
+            preexec_fn=hear_ctrl_c,
+        ) as process:  # fmt: skip
+            wait_for_an_epoch(process, folder, before)
+            process.send_signal(stop)
+            _, said = process.communicate()
+        assert process.returncode == code
+        assert "Traceback" not in said
+        if stop == signal.SIGINT:
+            assert said.splitlines()[-1] == "stopped; the same command goes on from the last checkpoint"
+        assert not Run.open(folder).finished()
+    train_run(folder, parse(flags))
+    assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def test_a_restored_optimizer_lies_in_memory_as_its_parameters_do():
+    """Fused optimisers on a GPU refuse anything else; a checkpoint does not keep the layout."""
+    weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([weight], 0.1, 0.9)
+    momentum = torch.randn(4, 3, 3, 3)
+    restore_optimizer(optimizer, {"0.momentum_buffer": momentum})
+    restored = optimizer.state[weight]["momentum_buffer"]
+    assert torch.equal(restored, momentum)
+    assert restored.stride() == weight.stride() != momentum.stride()
