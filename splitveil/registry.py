@@ -12,16 +12,18 @@ This file imports no torch, so `splitveil --help` stays fast.
 import dataclasses
 import difflib
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from splitveil.options import UserError, check_options
+
+__all__ = ["ATTACKS", "DATASETS", "DEFENCES", "MODELS", "SURROGATES", "Entry", "Registry", "UserError", "unknown"]
+
 T = TypeVar("T")
-
-
-class UserError(ValueError):
-    """A mistake of the user's: says the value, the bound and the remedy. The CLI prints it without a traceback, exit 2."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -77,7 +79,9 @@ class Entry:
         return self.make_from(self.configure(options), **(given or {}))
 
     def make_from(self, config: Any, **given: Any) -> Any:
-        """Build from a Config instance: it is taken apart here, methods see plain arguments; but not what says `build: False`."""
+        """Build from a Config instance. A class keeps the config; a function gets its fields as plain arguments."""
+        if "config" in inspect.signature(self.build).parameters:
+            return self.build(config, **given)
         used = [field.name for field in dataclasses.fields(config) if field.metadata.get("build", True)]
         fields = {name: getattr(config, name) for name in used}
         return self.build(**given, **fields)
@@ -95,9 +99,9 @@ class Registry:
         def add(build: T) -> T:
             if name in self._entries:
                 raise ValueError(f"two {self.kind}s are called {name!r}")
-            named = dataclass(frozen=True)(
-                type(f"{name}_config", (config,), {"__doc__": config.__doc__, "method": name})
-            )
+            check = partialmethod(check_options, where=f"{self.kind} {name!r}: ")
+            own = {"__doc__": config.__doc__, "method": name, "__post_init__": check}
+            named = dataclass(frozen=True)(type(f"{name}_config", (config,), own))
             self._entries[name] = Entry(name, build, named, self.kind)  # type: ignore[arg-type]
             return build
 

@@ -46,9 +46,9 @@ from splitveil.attacks.shared.inverse_network import (
     Inverse,
     InverseAttack,
     InverseConfig,
+    loses_entries,
     nearest_row,
     pool,
-    shows_mask,
 )
 from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
@@ -88,8 +88,8 @@ def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
 
 def proxy_weights(hints: Sequence[AttackHints] | None) -> Mapping[str, Tensor]:
     for hint in hints or ():
-        if "proxy decoder" in hint.side_information:
-            return hint.side_information["proxy decoder"]
+        if hint.proxy is not None:
+            return hint.proxy
     raise UserError(
         "decoder: proxy is true, but no defence of this channel has trained a proxy decoder (adversarial and disco do); "
         "leave proxy out"
@@ -173,7 +173,7 @@ class Decoder(InverseAttack):
         prototypes = None
         if self.prototypes:
             torch.manual_seed(seed_of(self.seed, "prototypes"))
-            prototypes = find_prototypes(access, self.prototypes, shows_mask(access.hints))
+            prototypes = find_prototypes(access, self.prototypes, loses_entries(access.hints))
         torch.manual_seed(seed_of(self.seed, "decoder"))
         net = self.network(access, blocks, width, prototypes)
         adopt(net.net, weights)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.inverse_network import CHUNK, nearest_row, pool, shows_mask
+from splitveil.attacks.shared.inverse_network import CHUNK, loses_entries, nearest_row, pool
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.registry import ATTACKS, UserError
 
@@ -51,7 +51,7 @@ class Nearest(Attack):
         assert access.query is not None and access.auxiliary is not None
         query, every = access.query, ceil(len(access.auxiliary) * prod(access.z_shape) / LARGEST)
         self.images_ = access.auxiliary.images[::every]  # [n, c, h, w] uint8
-        self.kept_ = shows_mask(access.hints)
+        self.kept_ = loses_entries(access.hints)
         parts = self.images_.split(CHUNK)
         own = []
         for done, part in enumerate(parts, 1):

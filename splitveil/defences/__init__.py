@@ -6,7 +6,7 @@ state in its state_dict. `splitveil.channel` puts a stack of them between edge a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,16 @@ class AttackHints:
 
     random: bool = False
     """Two releases of the same x differ."""
-    stand_in: str = "itself"
-    """How to differentiate through it: "itself", "identity" (zero-mean noise: its mean), or what to use instead."""
+    stand_in: Literal["itself", "identity"] = "itself"
+    """How to differentiate through it: as it is, or as if it were not there (zero-mean noise, whose mean is z)."""
+    mask: Literal["none", "random", "smallest"] = "none"
+    """Which entries of z it zeroes: none, some at random (dropout), or those of smallest magnitude (topk)."""
+    gain: float = 1.0
+    """Factor on the entries that a mask leaves."""
+    proxy: Mapping[str, Tensor] | None = None
+    """Weights of the proxy decoder that it trained against, if it has one."""
     side_information: Mapping[str, Any] = field(default_factory=dict)
-    """What the attacker would have beside z: sigma, mask pattern, proxy decoder, centroids, …"""
+    """What else the attacker would be told: sigma, a library of noises, …"""
 
 
 class Batch(NamedTuple):
@@ -36,8 +42,13 @@ class Batch(NamedTuple):
     y: Tensor  # [b]
 
 
-class Defence(nn.Module):
-    """Base of all defences: does nothing in every hook."""
+C = TypeVar("C")
+
+
+class Defence(nn.Module, Generic[C]):
+    """Base of all defences: does nothing in every hook. `config` is the method's own Config, whose bounds were checked."""
+
+    config: C
 
     noise_std: float | None = None
     """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
@@ -45,6 +56,10 @@ class Defence(nn.Module):
     """What `send` gives depends on x beyond z, so that noise which came before it bounds nothing."""
     makes_z: bool = False
     """Its `rebuild` decides what z is; a stack can have one such defence."""
+
+    def __init__(self, config: C | None = None) -> None:
+        super().__init__()
+        self.config = config  # type: ignore[assignment]
 
     def check(self, stack: Sequence["Defence"]) -> None:
         """Refuse a stack, this defence in it, that makes no sense; with the remedy."""

@@ -105,4 +105,4 @@ class Adversarial(Defence):
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(side_information={"proxy decoder": self.proxy.decoder.state_dict()})
+        return AttackHints(proxy=self.proxy.decoder.state_dict())

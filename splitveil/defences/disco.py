@@ -124,4 +124,4 @@ class Disco(Defence):
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(side_information={"ratio": self.ratio, "proxy decoder": self.proxy.decoder.state_dict()})
+        return AttackHints(proxy=self.proxy.decoder.state_dict(), side_information={"ratio": self.ratio})

@@ -49,8 +49,4 @@ class Dropout(Defence):
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(
-            random=True,
-            stand_in="mask given: z * (sent != 0) / (1 - p)",
-            side_information={"p": self.p, "mask": "the zeros of what was sent"},
-        )
+        return AttackHints(random=True, mask="random", gain=1 / (1 - self.p), side_information={"p": self.p})

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
-from splitveil.registry import DEFENCES, UserError
+from splitveil.options import option
+from splitveil.registry import DEFENCES
 
 
 @dataclass(frozen=True)
 class Config:
-    sigma: float = 0.025
+    sigma: float = option(0.025, above=0, remedy="for no noise leave the defence out")
     """Standard deviation of the noise, in units of z; the CEM paper sweeps 0.01 … 0.15."""
 
 
@@ -27,18 +28,16 @@ def add_noise(z: Tensor, sigma: float, generator: torch.Generator | None) -> Ten
 
 
 @DEFENCES.register("gaussian", Config)
-class Gaussian(Defence):
+class Gaussian(Defence[Config]):
     """Adds Gaussian noise to z."""
 
-    def __init__(self, sigma: float) -> None:
-        super().__init__()
-        if not 0 < sigma < float("inf"):
-            raise UserError(f"gaussian: sigma is {sigma}, must be above 0; for no noise leave the defence out")
-        self.sigma = self.noise_std = sigma
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.noise_std = config.sigma
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        return add_noise(z, self.sigma, generator)
+        return add_noise(z, self.config.sigma, generator)
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(random=True, stand_in="identity", side_information={"sigma": self.sigma})
+        return AttackHints(random=True, stand_in="identity", side_information={"sigma": self.config.sigma})

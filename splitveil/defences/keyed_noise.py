@@ -135,4 +135,4 @@ class KeyedNoise(Defence):
     def attack_hints(self) -> AttackHints:
         fresh = self._key is None
         source = "fresh" if fresh else "a function of x and a key that the attacker does not have"
-        return AttackHints(fresh, "identity", {"sigma": self.sigma, "noise": source})
+        return AttackHints(fresh, "identity", side_information={"sigma": self.sigma, "noise": source})

@@ -63,6 +63,4 @@ class TopK(Defence):
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(
-            side_information={"drop": self.drop, "support": "the entries of what was sent that are not 0"}
-        )
+        return AttackHints(mask="smallest", side_information={"drop": self.drop})

@@ -75,8 +75,7 @@ def why_not(config: Any, attack: Attack, parts: Parts, x: Tensor) -> str | None:
         return "the channel sends the same for the same image every time: more releases tell nothing"
     if getattr(config, "mask", False) and not ((first == 0) & (z != 0)).any():
         return "the channel zeroes no entries: there is no mask to know"
-    hints = {key for hint in parts.channel.hints for key in hint.side_information}
-    if getattr(config, "proxy", False) and "proxy decoder" not in hints:
+    if getattr(config, "proxy", False) and all(hint.proxy is None for hint in parts.channel.hints):
         return "no defence of this run has a proxy decoder to start from"
     return None
 

@@ -11,7 +11,7 @@ from splitveil import attacks, defences
 from splitveil.attacks.decoder import Average, Decoder, distance, find_prototypes, size_of
 from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.shared.fitting import held_out
-from splitveil.attacks.shared.inverse_network import join, pool, shows_mask
+from splitveil.attacks.shared.inverse_network import join, pool, loses_entries
 from splitveil.attacks.shared.inverse_network import seen as seen_share
 from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
@@ -246,8 +246,8 @@ def test_releases_are_averaged_and_where_zeros_show_a_mask_only_what_was_kept() 
     assert pool(sent, kept=False).tolist() == [[3.0, 1.5, 0.0]]
     assert pool(sent, kept=True).tolist() == [[3.0, 3.0, 0.0]]
     assert seen_share(sent).tolist() == [[1.0, 0.5, 0.0]]
-    assert shows_mask(Channel([defences.build("dropout")]).hints)
-    assert not shows_mask(Channel([defences.build("gaussian"), defences.build("topk")]).hints)
+    assert loses_entries(Channel([defences.build("dropout")]).hints)
+    assert not loses_entries(Channel([defences.build("gaussian"), defences.build("topk")]).hints)
 
 
 @pytest.mark.parametrize(("z_shape", "joined"), [
@@ -286,7 +286,8 @@ def adversary() -> tuple[Channel, SplitModel]:
 
 def test_from_the_proxy_decoder_it_takes_size_and_weights() -> None:
     channel, victim = adversary()
-    proxy = channel.hints[0].side_information["proxy decoder"]
+    proxy = channel.hints[0].proxy
+    assert proxy is not None
     assert size_of(proxy) == (3, 4)
     for options, same in (({}, True), ({"mask": True}, False)):
         start = small(proxy=True, **options).start(  # type: ignore[attr-defined]

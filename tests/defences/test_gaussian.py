@@ -61,5 +61,5 @@ def test_its_sigma_is_the_one_under_which_the_rate_bound_is_computed() -> None:
 
 @pytest.mark.parametrize("sigma", [0.0, -0.1, float("inf"), float("nan")])
 def test_noise_that_is_none_is_refused(sigma: float) -> None:
-    with pytest.raises(UserError, match="gaussian: sigma is"):
+    with pytest.raises(UserError, match="defence 'gaussian': sigma is"):
         defences.build("gaussian", sigma=sigma)

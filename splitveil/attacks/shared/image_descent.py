@@ -54,10 +54,6 @@ def matched_distance(z: Tensor, target: Target) -> Tensor:
     return squares / target.seen.flatten(1).sum(1).clamp_min(1)
 
 
-def shows_mask(hint: AttackHints) -> bool:
-    return "mask" in hint.side_information or "support" in hint.side_information
-
-
 class Release:
     """R: x -> z', differentiable. `draws` is K; with 0 zero-mean noise is left out, and what cannot be left out is drawn once."""
 
@@ -66,12 +62,9 @@ class Release:
         stack: list[Defence] = list(access.channel.defences)  # type: ignore[arg-type]
         acting = [pair for pair in zip(stack, access.hints) if type(pair[0]).send is not Defence.send]
         self.edge, self.generator = access.edge, generator
-        self.masked = bool(acting) and shows_mask(acting[-1][1])
+        self.masked, self.gain = bool(acting) and acting[-1][1].mask != "none", 1.0
         if self.masked:
-            _, hint = acting.pop()
-            self.gain = 1 / (1 - hint.side_information.get("p", 0.0))  # dropout scales the entries that survive
-        else:
-            self.gain = 1.0
+            self.gain = acting.pop()[1].gain
         self.steps = [(defence, self._is_sent(defence, hint, draws)) for defence, hint in acting]
         self.random = any(sent and hint.random for (_, sent), (_, hint) in zip(self.steps, acting))
         """Two calls differ."""
@@ -81,7 +74,7 @@ class Release:
         """Whether it acts as on the device; else its mean, `clean`, stands in for it."""
         if hint.random and draws:
             return True
-        return hint.stand_in != "identity" and defence.noise_std is None and "mask" not in hint.side_information
+        return hint.stand_in != "identity" and defence.noise_std is None and hint.mask != "random"
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """z' of K draws, each [b, *z_shape]; the edge is run once."""

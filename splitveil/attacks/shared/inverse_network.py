@@ -52,9 +52,9 @@ class InverseConfig(AttackConfig):
     """Tell the network the cloud's answer; the attacker is the server then."""
 
 
-def shows_mask(hints: Sequence[AttackHints] | None) -> bool:
-    """Whether the zeros of what is sent are entries that were lost."""
-    return any("mask" in hint.side_information for hint in hints or ())
+def loses_entries(hints: Sequence[AttackHints] | None) -> bool:
+    """True if zeros in what is sent are entries that a random mask took, so that another release may have them."""
+    return any(hint.mask == "random" for hint in hints or ())
 
 
 def pool(sent: Tensor, kept: bool) -> Tensor:
@@ -138,7 +138,7 @@ class InverseAttack(Attack):
     ) -> Inverse:
         """As the options want it, with random weights; the caller has seeded them."""
         return Inverse(
-            access.z_shape, access.x_shape, blocks, width, kept=shows_mask(access.hints), mask=self.mask,
+            access.z_shape, access.x_shape, blocks, width, kept=loses_entries(access.hints), mask=self.mask,
             classes=self._classes(access) if self.logits else 0, prototypes=prototypes,
         )  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""Options: each is written once, as a field of a method's Config, with its default, its bounds and a line that explains it.
+
+    @dataclass(frozen=True)
+    class Config:
+        sigma: float = option(0.025, above=0, remedy="for no noise leave the defence out")
+        \"""Standard deviation of the noise, in units of z.\"""
+
+A value out of bounds is refused in one line when the config is made, before anything is built:
+
+    defence 'gaussian': sigma is -1.0, must be above 0; for no noise leave the defence out
+
+Checks that need more than one option stay in the method's class. This file imports no torch.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake of the user's: says the value, the bound and the remedy. The CLI prints it without a traceback, exit 2."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a number must be; None, an option that was not given, is always allowed, and infinity and NaN never are."""
+
+    above: float = -inf
+    at_least: float = -inf
+    below: float = inf
+    at_most: float = inf
+    odd: bool = False
+    remedy: str = ""
+    """What to do instead, as the rest of a sentence."""
+
+    def allow(self, value: Any) -> bool:
+        if value is None or isinstance(value, str | bool):
+            return True
+        if isinstance(value, tuple | list):
+            return all(map(self.allow, value))
+        inside = isfinite(value) and self.above < value < self.below and self.at_least <= value <= self.at_most
+        return inside and not (self.odd and value % 2 == 0)
+
+    def __str__(self) -> str:
+        """The bound in words: "above 0 and below 1"."""
+        ends = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        said = [f"{words} {end:g}" for words, end in ends.items() if isfinite(end)]
+        return " and ".join((["odd"] if self.odd else []) + said) or "a finite number"
+
+
+def option(default: Any, *, above: float = -inf, at_least: float = -inf, below: float = inf, at_most: float = inf,
+           odd: bool = False, remedy: str = "") -> Any:  # fmt: skip
+    """A field of a Config whose value must lie within bounds."""
+    bounds = Bounds(above, at_least, below, at_most, odd, remedy)
+    return dataclasses.field(default=default, metadata={"bounds": bounds})
+
+
+def check_options(config: Any, where: str) -> None:
+    """Refuse the first option of a config that is out of bounds; `where` begins the message."""
+    for field in dataclasses.fields(config):
+        bounds, value = field.metadata.get("bounds"), getattr(config, field.name)
+        if bounds is not None and not bounds.allow(value):
+            remedy = f"; {bounds.remedy}" if bounds.remedy else ""
+            raise UserError(f"{where}{field.name} is {value}, must be {bounds}{remedy}")
