@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Learner, Repeated, above_zero, at_least, not_negative
+from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative
 from splitveil.attacks.shared.substitute_edge import distance, nearest_image
 from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.device.launch import Repeated, one_by_one
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 
@@ -97,8 +98,8 @@ class UnSplit(Attack):
             learn_clone.step(loss)
             error.copy_(loss.detach())
 
-        on_images = Repeated(images_step, self.image_steps, self.rounds, device)
-        on_clone = Repeated(clone_step, self.clone_steps, self.rounds, device)
+        on_images = Repeated(one_by_one(images_step), self.image_steps, device, calls=self.rounds)
+        on_clone = Repeated(one_by_one(clone_step), self.clone_steps, device, calls=self.rounds)
         for done in range(self.rounds):
             on_images()
             on_clone()

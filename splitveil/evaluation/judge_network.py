@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from splitveil.data import ImageSet
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device.capture import Captured, lr_on, set_lr
+from splitveil.device.capture import lr_on, set_lr
+from splitveil.device.launch import Repeated, one_by_one
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 
@@ -95,7 +96,7 @@ def train(net: nn.Module, images: DeviceImages, seed: int, epochs: int, flip: bo
         adam.step()
 
     net.train()
-    step, total = Captured(body, device), epochs * feed.steps
+    step, total = Repeated(one_by_one(body), 1, device), epochs * feed.steps
     for epoch in range(epochs):
         feed.begin(seed, epoch)
         for i in range(feed.steps):

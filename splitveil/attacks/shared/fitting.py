@@ -16,20 +16,19 @@ the device and are read once, at the end.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, cos, gcd, pi
+from math import cos, gcd, pi
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device.capture import WARMUP, Captured, lr_on, set_lr
+from splitveil.device.capture import lr_on, set_lr
+from splitveil.device.launch import Repeated, one_by_one
 from splitveil.registry import UserError
 from splitveil.rng import stream
 
 POINTS = 50
 """Means of the loss that a training without epochs gives, at most."""
-LAUNCH = 32
-"""Steps that one launch may replay: a divisor of an epoch's steps."""
 
 
 def at_least(attack: str, bound: int, **values: int) -> None:
@@ -129,28 +128,6 @@ class Learner:
         self.set_lr(last + (self.lr - last) * 0.5 * (1 + cos(pi * share)))
 
 
-class Repeated:
-    """`count` steps a call, by as few launches as may be; `calls` are to be expected."""
-
-    def __init__(
-        self, step: Callable[[], object], count: int, calls: int, device: torch.device,
-        generators: Iterable[torch.Generator] = (),
-    ) -> None:  # fmt: skip
-        # A divisor of `count`, and few enough that the first launches, which are started kernel by kernel, do not matter.
-        most = min(LAUNCH, count * calls // LAUNCH) if device.type == "cuda" else 1
-        many = max(m for m in range(1, max(1, most) + 1) if count % m == 0)
-
-        def body() -> None:
-            for _ in range(many):
-                step()
-
-        self.launch, self.launches = Captured(body, device, generators, warmup=ceil(WARMUP / many)), count // many
-
-    def __call__(self) -> None:
-        for _ in range(self.launches):
-            self.launch()
-
-
 class Behind:
     """Lets the host run one part ahead of the device, and no more: the device never waits, and progress is nearly true."""
 
@@ -178,7 +155,8 @@ def train(
     def body() -> None:
         history.index_add_(0, part, step().detach().reshape(1, terms))
 
-    steps, wait = Repeated(body, together, sum(counts) // together, device, generators), Behind(device)
+    calls, wait = sum(counts) // together, Behind(device)
+    steps = Repeated(one_by_one(body), together, device, generators, calls=calls)
     for done, count in enumerate(counts):
         before(done)
         part.fill_(done)

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitveil.attacks.shared.fitting import Learner, Repeated
+from splitveil.attacks.shared.fitting import Learner
 from splitveil.attacks.threat import Access
 from splitveil.defences import AttackHints, Defence
+from splitveil.device.launch import Repeated, one_by_one
 
 POINTS = 21
 """Places in a descent at which its course is noted, the start and the end among them."""
@@ -114,7 +115,7 @@ def descend(
             learner.step(loss_of(x).sum())
         x.data.clamp_(0, 1)
 
-    launch = Repeated(step, 1, made, x.device, generators)  # one a time: the rate is another at every step
+    launch = Repeated(one_by_one(step), 1, x.device, generators)  # one a time: the rate is another at every step
     for i in range(made + 1):
         if i in noted and watch is not None:
             course.append(watch(x.detach()))

@@ -1,60 +1,16 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from splitveil.attacks.shared import fitting as training
-from splitveil.attacks.shared.fitting import Learner, Repeated, Watch, held_out, points, train, which_out
+from splitveil.attacks.shared.fitting import Learner, Watch, held_out, points, train, which_out
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.registry import UserError
 
 CPU = torch.device("cpu")
-
-
-class Noted:
-    """In place of a graph: runs the body, and counts."""
-
-    launches: list[int]
-
-    def __init__(self, body: Callable[[], None], *_: Any, warmup: int, **__: Any) -> None:
-        self.body, self.warmup = body, warmup
-
-    def __call__(self) -> None:
-        Noted.launches.append(self.warmup)
-        self.body()
-
-
-def launched(monkeypatch: pytest.MonkeyPatch, count: int, calls: int, device: str = "cuda") -> tuple[int, int]:
-    """Steps and launches of these calls."""
-    monkeypatch.setattr(training, "Captured", Noted)
-    Noted.launches, steps = [], []
-    some = Repeated(lambda: steps.append(1), count, calls, torch.device(device))
-    for _ in range(calls):
-        some()
-    return len(steps), len(Noted.launches)
-
-
-@pytest.mark.parametrize(
-    ("count", "calls", "launches"),
-    [(17, 50, 50), (35, 50, 250), (80, 50, 200), (37, 50, 1850), (1, 500, 500), (17, 3, 51), (100, 10, 40)],
-)
-def test_a_launch_replays_a_divisor_of_the_steps_if_there_are_many(
-    count: int, calls: int, launches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert launched(monkeypatch, count, calls) == (count * calls, launches)
-
-
-def test_without_a_gpu_every_step_is_its_own_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launched(monkeypatch, 16, 100, "cpu") == (1600, 1600)
-
-
-def test_the_first_three_steps_at_least_are_started_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, warmup in ((17, 1), (2, 2), (37, 3)):
-        launched(monkeypatch, count, 50)
-        assert set(Noted.launches) == {warmup}
 
 
 def test_a_training_gives_the_mean_of_each_loss_over_each_part_and_asks_before_each() -> None:
