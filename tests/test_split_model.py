@@ -416,7 +416,7 @@ def test_a_step_that_cannot_be_traced_is_named_with_its_line_and_the_remedy() ->
         return self.fc(x)
 
     message = refusal(plain(forward, conv=nn.Conv2d(3, 4, 3), fc=nn.Linear(144, 5)), "conv", images())
-    assert "`if x.mean() > 0:` (test_split.py:" in message
+    assert "`if x.mean() > 0:` (test_split_model.py:" in message
     assert "Net.forward" in message
     assert "move that step into a submodule" in message
     assert message.endswith("possible cuts: none")

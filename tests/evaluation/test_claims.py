@@ -7,7 +7,7 @@ import pytest
 from splitveil.evaluation.claims import check_claim, digest, read_claim
 from splitveil.registry import UserError
 
-CLAIMS = sorted((Path(__file__).parent.parent / "results").glob("*.json"))
+CLAIMS = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", CLAIMS, ids=lambda path: path.stem)
