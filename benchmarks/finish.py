@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from splitveil.cli.commands import train_runs
 from splitveil.config import Config
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.runs import read_json
+from splitveil.training.run import train_runs
 
 
 def finish(configs: Sequence[Config], root: Path, together: int = 1) -> list[dict[str, Any]]:

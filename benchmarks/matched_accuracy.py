@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from splitveil.cli.commands import train_run
 from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.report.terminal import strongest
+from splitveil.training.run import train_run
 
 SIGMAS = (0.3, 1.0, 2.0, 4.0, 8.0)
 STRENGTHS = (0.4, 0.7)

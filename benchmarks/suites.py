@@ -15,13 +15,13 @@ from typing import Any
 
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_runs
 from splitveil.config import Config
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_folder, attack_run
 from splitveil.evaluation.suites import suite
 from splitveil.runs import Run
+from splitveil.training.run import train_runs
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FASHION = {  # after recipes/cem_small_fashion.toml, which is bottleneck, noise of 0.3 and rate CEM

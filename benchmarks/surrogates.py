@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from matched_accuracy import SIGMAS, interval, log_mse, noise_at
 
-from splitveil.cli.commands import train_run
 from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.runs import read_json
+from splitveil.training.run import train_run
 
 SIGMA = 0.3
 SEEDS = (3, 4, 5)

@@ -27,10 +27,11 @@ from splitveil.config import Config, from_dict
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import build
+from splitveil.device.pick import pick_device
 from splitveil.evaluation.claims import write_claim
 from splitveil.registry import DEFENCES
 from splitveil.report.terminal import strongest
-from splitveil.training.build import build_parts, pick_device
+from splitveil.training.build import build_parts
 
 CEM = {"surrogate": "kmeans", "strength": 0.08, "lr_rescale": "off", "sigma": 0.3}
 BOTTLENECK = {"name": "bottleneck"}

@@ -1,13 +1,13 @@
-"""CEM: adds the conditional-entropy gradient to the task gradient at the cut. The only file that knows about blending.
+"""CEM: adds the conditional-entropy gradient to the task gradient at the cut. This is the only file that blends gradients.
 
     g_C = d L_C / d z                                   from a detached copy of z: reaches the surrogate and nothing else
     d loss / d z  <-  d loss / d z + coef * g_C         in the one backward pass, on the way from the cloud to the edge
     coef = strength(epoch) * loss_scale * rho(lr)
 
-So the cloud gets the task's gradient, the surrogate L_C's, and the edge both. Back-propagation through the edge is linear in what
-arrives at z: this equals the two passes of the seed documents (back-propagate L_C, stash, zero, back-propagate the task
-loss, add) with one traversal of the edge instead of two; tests/test_cem.py proves it. On a GPU the surrogate works on a
-stream of its own while the cloud is back-propagated, which hides most of its time.
+So the cloud gets the task's gradient, the surrogate gets L_C's, and the edge gets both. Back-propagation through the edge is
+linear in what arrives at z, so one pass gives the same update as the published two (back-propagate L_C, keep the edge's
+gradients, zero them, back-propagate the task loss, add): tests/test_cem.py proves it. On a GPU the surrogate works on a stream
+of its own while the cloud is back-propagated, which hides most of its time.
 
 In a user's own loop:
 
@@ -18,13 +18,13 @@ In a user's own loop:
     cem.backward(loss, z, y)                            # instead of loss.backward()
     optimizer.step()
 
-In a process group the surrogate sees the features of all processes, so that statistics, and gradients, are those of the
-whole batch. Nothing here waits for the device.
+In a process group the surrogate sees the features of all processes, so its statistics and gradients are those of the whole
+batch. Nothing here waits for the device.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import log
 from typing import Any, Literal
 
@@ -33,8 +33,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from splitveil.device.process_group import everywhere, gather
-from splitveil.device.side_stream import Aside
-from splitveil.registry import UserError
+from splitveil.device.side_stream import SideStream
+from splitveil.options import check_options, option
+from splitveil.registry import UserError, unknown
 from splitveil.statistics.by_class import class_moments
 from splitveil.statistics.rates import diagonal_rate
 from splitveil.surrogates import Surrogate, SurrogateOutput
@@ -44,29 +45,29 @@ from splitveil.surrogates import Surrogate, SurrogateOutput
 class CEMConfig:
     surrogate: Any = None
     """Which surrogate, by name; none to train without CEM."""
-    strength: float = 16.0
+    strength: float = option(16.0, at_least=0)
     """lambda, the weight of the conditional-entropy gradient at the cut; 0 or more."""
     sigma: float | None = None
     """Sets the threshold tau of a hinge where the channel has no Gaussian noise; with noise the channel's sigma is used."""
     lr_rescale: Literal["capped", "reference", "off"] = "capped"
     """rho(lr): capped = min(1, 1e-3/lr); reference = the published rule, which jumps at lr 4.1e-4; off = 1."""
-    warmup: int | None = None
+    warmup: int | None = option(None, at_least=0)
     """Epochs without CEM at the start; default is the surrogate's own."""
-    ramp: int = 0
+    ramp: int = option(0, at_least=0)
     """Epochs over which strength then grows linearly to its full value."""
-    loss_scale: float | None = None
+    loss_scale: float | None = option(None, above=0)
     """Factor on the surrogate's gradient; default is the surrogate's own."""
-    clip: float | None = None
+    clip: float | None = option(None, above=0)
     """Bound on the norm of CEM's gradient at the cut, as a multiple of the task gradient's norm there (each process's own)."""
-    lr: float = 1e-3
+    lr: float = option(1e-3, above=0)
     """Learning rate of the Adam that trains the surrogate's own parameters, if it has any."""
-    pool: int | None = None
+    pool: int | None = option(None, above=0)
     """Average z over a grid of pool x pool before it is measured; default is all of z, which is what leaves the device."""
     refresh_from: Literal["pass", "training"] = "pass"
     """Features of a refresh: from a pass over all images, or from the steps of the epoch before, which saves that pass."""
-    target_bits: float | None = None
+    target_bits: float | None = option(None, above=0)
     """Leakage to aim for, in bits an image: strength then rises and falls until the diagonal rate bound is there."""
-    target_rate: float = 0.01
+    target_rate: float = option(0.01, above=0)
     """How fast strength follows the target: the most that its logarithm changes in a step."""
 
 
@@ -121,77 +122,56 @@ class CEM(nn.Module):
     skipped: Tensor
     inactive: Tensor
 
-    def __init__(
-        self,
-        surrogate: Surrogate,
-        strength: float = 16.0,
-        lr_rescale: str = "capped",
-        warmup: int | None = None,
-        ramp: int = 0,
-        loss_scale: float | None = None,
-        clip: float | None = None,
-        lr: float = 1e-3,
-        pool: int | None = None,
-        refresh_from: str = "pass",
-        target_bits: float | None = None,
-        target_rate: float = 0.01,
-        sigma: float | None = None,
-    ) -> None:
+    def __init__(self, surrogate: Surrogate, *, sigma: float | None = None, **options: Any) -> None:
+        """`options` are those of CEMConfig. `sigma` is the standard deviation of the channel's noise; target_bits needs it."""
         super().__init__()
-        if not 0 <= strength < float("inf"):
-            raise UserError(f"cem: strength is {strength}, must be 0 or more")
-        for name, value in {"warmup": warmup, "ramp": ramp}.items():
-            if value is not None and value < 0:
-                raise UserError(f"cem: {name} is {value}, must be 0 epochs or more")
-        positive = {"loss_scale": loss_scale, "clip": clip, "lr": lr, "pool": pool}
-        for name, value in (positive | {"target_bits": target_bits, "target_rate": target_rate}).items():
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"cem: {name} is {value}, must be above 0")
-        if target_bits is not None and not sigma:
+        if unknown_ones := options.keys() - {f.name for f in fields(CEMConfig)}:
+            raise unknown("option of CEM", min(unknown_ones), [f.name for f in fields(CEMConfig)])
+        self.config = CEMConfig(**options)
+        check_options(self.config, "cem: ")
+        rescale(self.config.lr_rescale, 1.0)
+        if self.config.target_bits is not None and not sigma:
             raise UserError("cem: target_bits needs Gaussian noise (the bound is infinite without); add 'gaussian'")
-        if refresh_from not in ("pass", "training"):
-            raise UserError(f"cem: refresh_from is {refresh_from!r}, must be 'pass' or 'training'")
-        rescale(lr_rescale, lr)
-        self.refresh_from = refresh_from
-        self.surrogate, self.strength, self.lr_rescale = surrogate, strength, lr_rescale
-        self.ramp, self.clip, self.pool = ramp, clip, pool
-        self.target_bits, self.target_rate, self.sigma = target_bits, target_rate, sigma
-        self.warmup = surrogate.warmup if warmup is None else warmup
-        self.loss_scale = surrogate.loss_scale if loss_scale is None else loss_scale
+        self.surrogate, self.sigma = surrogate, sigma
+        self.warmup = surrogate.warmup if self.config.warmup is None else self.config.warmup
+        self.loss_scale = surrogate.loss_scale if self.config.loss_scale is None else self.config.loss_scale
         parameters = [p for p in surrogate.parameters() if p.requires_grad]
         # Fused: the only kind that can be told on the device, by `found_inf`, to leave a step out.
-        self.optimizer = torch.optim.Adam(parameters, lr=lr, fused=True, capturable=True) if parameters else None
+        self.optimizer = (
+            torch.optim.Adam(parameters, lr=self.config.lr, fused=True, capturable=True) if parameters else None
+        )
         self.active = False
-        self.aside = Aside()
+        self.side = SideStream()
         self.seen: Tensor | None = None  # the z of `gradient`
         self.gradient = torch.zeros(0)  # coef * g_C
         self.last: SurrogateOutput | None = None
         """What the surrogate said about the latest batch; None before the first active step."""
         self.register_buffer("coef", torch.zeros(()))
         self.register_buffer("multiplier", torch.ones(()))  # on strength; moves only with target_bits
-        if target_bits is not None:
+        if self.config.target_bits is not None:
             self.register_buffer("spread", torch.zeros(surrogate.classes, surrogate.dim))  # class variances, averaged
             self.register_buffer("known", torch.zeros(surrogate.classes))  # pairs of samples that they rest on
         for counter in ("steps", "skipped", "inactive"):  # since the start of training, counted on the device
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
 
     def full_strength(self, epoch: int) -> bool:
-        """Whether warm-up and ramp are over."""
-        return ramped(epoch, self.warmup, self.ramp) == 1.0
+        """True if warm-up and ramp are over in this epoch."""
+        return ramped(epoch, self.warmup, self.config.ramp) == 1.0
 
     def schedule(self, epoch: int, lr: float) -> None:
         """Set this epoch's coefficient; epochs count from 0."""
-        coef = self.strength * ramped(epoch, self.warmup, self.ramp) * self.loss_scale * rescale(self.lr_rescale, lr)
+        ramp = ramped(epoch, self.warmup, self.config.ramp)
+        coef = self.config.strength * ramp * self.loss_scale * rescale(self.config.lr_rescale, lr)
         self.active = coef > 0
         self.coef.fill_(coef)
 
     def look(self, z: Tensor, y: Tensor) -> None:
-        """Optional, as soon as z is there: on a GPU the surrogate then works while the cloud does. `backward` comes later."""
+        """Optional: call it as soon as z exists, and on a GPU the surrogate works while the cloud does; then call `backward`."""
         if not self.active or not z.requires_grad:
             return
-        with self.aside.of(z.device):
+        with self.side.run_on(z.device):
             features, labels, finite = self._pull(z, y)
-            self.aside.mark()  # the edge needs no more than that
+            self.side.mark()  # the edge needs no more than that
             self._learn(features, labels, finite)
 
     def backward(self, loss: Tensor, z: Tensor, y: Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -212,10 +192,10 @@ class CEM(nn.Module):
         def blend(task: Tensor) -> Tensor:
             nonlocal arrived
             arrived = True
-            self.aside.join_mark()
+            self.side.wait_for_mark()
             own = self.gradient if scaler is None else scaler.scale(self.gradient)
-            if self.clip is not None:
-                own = own * (self.clip * norm(task) / norm(own).clamp_min(1e-30)).clamp_max(1)
+            if self.config.clip is not None:
+                own = own * (self.config.clip * norm(task) / norm(own).clamp_min(1e-30)).clamp_max(1)
             return task + own.to(task.dtype)
 
         handle = z.register_hook(blend)
@@ -223,16 +203,16 @@ class CEM(nn.Module):
         handle.remove()
         if not arrived:  # the loss does not depend on z
             z.backward(blend(torch.zeros_like(z)))
-        self.aside.join()
+        self.side.wait()
         self.seen = None
 
     def measured(self, z: Tensor) -> Tensor:
-        """What the surrogate gets to see of z."""
-        if self.pool is None:
+        """The part of z that the surrogate measures: all of it, or its averages over a grid."""
+        if self.config.pool is None:
             return z
         if z.dim() != 4:
             raise UserError(f"cem: pool needs z of shape [c, h, w], this cut has {list(z.shape[1:])}; leave it out")
-        return torch.nn.functional.adaptive_avg_pool2d(z, self.pool)
+        return torch.nn.functional.adaptive_avg_pool2d(z, self.config.pool)
 
     def refresh(self, z: Tensor, y: Tensor) -> None:
         """Give the surrogate the features of the whole training set."""
@@ -240,8 +220,9 @@ class CEM(nn.Module):
 
     @torch.no_grad()
     def _aim(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
-        """Dual ascent on strength: up while more bits get through than the target, down while fewer."""
-        if self.target_bits is None or self.sigma is None:
+        """Dual ascent on strength: raise it while more bits get through than the target allows, lower it while fewer do."""
+        target = self.config.target_bits
+        if target is None or self.sigma is None:
             return
         count, _, variance = class_moments(z.flatten(1), y, self.surrogate.classes)
         pairs = (count - 1).clamp_min(0)
@@ -253,15 +234,15 @@ class CEM(nn.Module):
         self.known += torch.where(finite, pairs, 0)
         share = self.known / self.known.sum().clamp_min(1)
         bits = (diagonal_rate(self.spread, self.sigma) * share).sum() / log(2)
-        step = self.target_rate * ((bits - self.target_bits) / self.target_bits).clamp(-1, 1)
+        step = self.config.target_rate * ((bits - target) / target).clamp(-1, 1)
         moved = (self.multiplier * step.exp()).clamp(1 / REACH, REACH)
         self.multiplier.copy_(torch.where(finite & moved.isfinite() & (self.known.sum() > 0), moved, self.multiplier))
 
     def _pull(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """coef * d L_C / d z in float32 (or float64), if not finite zero, into `gradient`.
+        """Put coef * d L_C / d z into `gradient`, and the surrogate's own gradients into its parameters.
 
-        Returns what the surrogate saw, the features and labels of all processes, and whether all was finite; its parameters
-        have their gradients.
+        Statistics are computed in float32, or in float64 if z is. A gradient that is not finite counts as skipped and is
+        replaced by zero. Returns the features and labels of all processes, which the surrogate saw, and if all was finite.
         """
         own = z.detach()
         own = (own if own.dtype == torch.float64 else own.float()).requires_grad_()
@@ -271,7 +252,7 @@ class CEM(nn.Module):
             rank, b = dist.get_rank(), len(own)
             features = torch.cat([others[: rank * b], own, others[(rank + 1) * b :]])
             labels = gather(y)
-        # Who asked for bfloat16 did not ask for all digits; else whatever the user has set stays as it is.
+        # A training in bfloat16 does not need all digits of the surrogate's products; otherwise the user's setting holds.
         fast = torch.is_autocast_enabled(z.device.type) and self.surrogate.precision != "highest"
         products = float32_products(self.surrogate.precision) if fast else nullcontext()
         with torch.autocast(z.device.type, enabled=False), products:
@@ -279,9 +260,8 @@ class CEM(nn.Module):
             self.surrogate.zero_grad(set_to_none=True)
             output.loss.backward()
         gradient = torch.zeros_like(own) if own.grad is None else own.grad
-        if len(features) > len(
-            own
-        ):  # each process has its rows of a loss over all rows, and DDP averages over processes
+        if len(features) > len(own):
+            # Each process has the gradient of its own rows, and DDP will divide the sum over processes by their number.
             gradient = gradient * (len(features) // len(own))
         pulls = [p.grad for p in self.surrogate.parameters() if p.grad is not None]
         low, high = torch.aminmax(gradient)  # NaN if one is in there
@@ -296,7 +276,10 @@ class CEM(nn.Module):
         return features.detach(), labels, finite
 
     def _learn(self, features: Tensor, labels: Tensor, finite: Tensor) -> None:
-        """One step of the surrogate's Adam, its memory and the aim; none if the pull was not finite."""
+        """Let the surrogate's Adam make a step, its memory take the batch and strength follow its target.
+
+        Nothing changes after a gradient that was not finite.
+        """
         if self.optimizer is not None:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from splitveil.cem import CEMConfig
+from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
+from splitveil.options import check_options, option
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
-from splitveil.training.loop import TrainConfig
 
 
 def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:
@@ -33,6 +34,41 @@ def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:
 
 LISTS = {"defences": DEFENCES, "attacks": ATTACKS}
 SINGLES = {"data": DATASETS, "model": MODELS}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a run is trained."""
+
+    epochs: int = option(20, at_least=1)
+    """Passes over the task images."""
+    batch: int = option(128, at_least=2)
+    """Images a step, over all processes together."""
+    lr: float = option(0.05, above=0, remedy="0.05 is a good start")
+    """Learning rate at the start."""
+    schedule: Literal["cosine", "milestones"] = "cosine"
+    """How the learning rate falls: to zero along a cosine, or by `gamma` at each milestone."""
+    milestones: tuple[int, ...] = (60, 120, 160)
+    """Epochs at which the learning rate is multiplied by `gamma`."""
+    gamma: float = option(0.2, at_least=0)
+    """Factor at a milestone."""
+    momentum: float = option(0.9, at_least=0, below=1)
+    """Momentum of SGD."""
+    weight_decay: float = option(5e-4, at_least=0)
+    """Weight decay of SGD."""
+    label_smoothing: float = option(0.0, at_least=0, below=1)
+    """Share of the target that is spread over all classes."""
+    augment: AugmentConfig = AugmentConfig()
+    bf16: bool = True
+    """Autocast to bfloat16 on CUDA; the CPU always computes in float32."""
+    capture: bool = True
+    """On CUDA, record the step once and replay it as a whole; false starts every kernel from Python, several times slower."""
+    compile: bool = False
+    """Let torch.compile fuse kernels, half a minute once: on CUDA of the whole step, on a CPU of the surrogate (needs g++)."""
+    checkpoint_every: int | None = option(None, at_least=1)
+    """Epochs between checkpoints: what a kill can cost at most. Default is as many as half a minute has."""
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard, into the run folder's tensorboard/."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +92,11 @@ class Config:
     train: TrainConfig = TrainConfig()
     attacks: tuple[Any, ...] = field(default_factory=_chosen(ATTACKS, "mean_image", "ridge", "decoder"))
     """Who tries to rebuild the images."""
+
+    def __post_init__(self) -> None:
+        check_options(self.cem, "cem.")
+        check_options(self.train, "train.")
+        check_options(self.train.augment, "train.augment.")
 
 
 def from_dict(table: dict[str, Any]) -> Config:

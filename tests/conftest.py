@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from splitveil.device.compile import check_compiler
 from splitveil.registry import UserError
-from splitveil.training.loop import check_compiler
 
 # Small tensors on shared cores: more threads only wait for each other, and bits depend on their number.
 torch.set_num_threads(1)

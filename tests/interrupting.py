@@ -3,16 +3,16 @@
 import pytest
 from torch import Tensor
 
-from splitveil.training import loop as train
+from splitveil.training import step as training_step
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Ctrl-C in the middle of a step, counted over the whole training."""
-    steps, original = iter(range(step + 1)), train.train_step
+    steps, original = iter(range(step + 1)), training_step.train_step
 
     def stopping(*args: object) -> Tensor:
         if next(steps) == step:
             raise KeyboardInterrupt
         return original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train, "train_step", stopping)
+    monkeypatch.setattr(training_step, "train_step", stopping)

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from splitveil.cem import CEMConfig
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
-from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml
+from splitveil.config import Config, TrainConfig, from_dict, read_toml, to_dict, to_toml
 from splitveil.data.splits import SplitsConfig
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError
-from splitveil.training.loop import TrainConfig
+from splitveil.training.run import train_run
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))  # lone surrogates are not Unicode text
 scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts

@@ -13,10 +13,10 @@ from benchmarks.bench.steps import SHAPES, captured_rows, configs, floor_rows, s
 from benchmarks.bench.table import TITLES, WORSE, complaint, got_worse, key, print_tables
 from benchmarks.bench.timing import IMAGES, QUICK, QUICK_IMAGES, ROUNDS, Row, Setting
 from splitveil.cli.commands import take_flag
+from splitveil.device.pick import pick_device
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError, unknown
 from splitveil.runs import environment, read_json, write_json
-from splitveil.training.build import pick_device
 
 USAGE = f"""usage: splitveil bench [flags]      ratios, each against a baseline measured in the same run
 

@@ -24,7 +24,7 @@ from splitveil.data.loader import DeviceImages
 from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.training.build import build_parts
 from splitveil.training.forward_pass import features_of
-from splitveil.training.loop import fuses_steps
+from splitveil.training.step import compiles_steps
 
 CLUSTERS = 5
 ROUNDS = 25
@@ -42,7 +42,7 @@ def refresh_rows(setting: Setting, advance: Advance) -> list[Row]:
     features, labels = features_like(base.parts, task, setting.images, device)
     moved = features + 0.1 * features.std(0) * torch.randn_like(features)
     works: dict[str, Work] = {BASE: Block([base], setting.steps)}
-    works["features"] = partial(features_of, base.parts.model, images, base.bf16, fuses_steps(base.config, device))
+    works["features"] = partial(features_of, base.parts.model, images, base.bf16, compiles_steps(base.config, device))
     first = {}
     for name, config in chosen.items():
         cem = build_parts(config, task, device).cem

@@ -1,6 +1,7 @@
 """step, captured, together and floor: a training step as `train` makes it.
 
-A `Stepping` is a `Training` without a run folder: the same `step`, the same `Feed`, and on CUDA the same captured graph.
+The steps measured are those of `training.step.Stepper`, which every training is: the same step, the same feed of batches, and on
+CUDA the same captured graph.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,12 @@ from splitveil.config import Config, from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.device.capture import set_lr
-from splitveil.device.side_stream import Aside
 from splitveil.metrics.cost import cost
 from splitveil.registry import SURROGATES
-from splitveil.rng import stream
+from splitveil.rng import seed_of
 from splitveil.training.build import Parts, build_parts
-from splitveil.training.loop import Training, assemble, fuses_steps, launch_of
-from splitveil.training.step import Means
+from splitveil.training.loop import epoch_of as epoch_of_runs
+from splitveil.training.step import Stepper, compiles_steps
 
 SHAPES = {"small": (1, 28, 28), "vgg11": (3, 32, 32)}
 SIGMA = 0.1
@@ -95,38 +95,36 @@ class Given:
         return x, y
 
 
-class Stepping(Training):
-    """A run in training that has no folder: only `step` may be called, any number of times."""
-
-    def __init__(self, config: Config, parts: Parts, feed: Feed | Given, device: torch.device) -> None:
-        self.config, self.parts, self.device, self.world = config.train, parts, device, 1
-        self.bf16 = self.config.bf16 and device.type == "cuda"
-        self.pipeline, self.optimizer = assemble(parts, self.config, 1)
-        self.feed, self.noise = feed, stream(device, 0, "noise")  # type: ignore[assignment]
-        self.means, self.aside, self.kept = Means(), Aside(), None
-        set_lr(self.optimizer, LR)
-        self.pipeline.train()
-        if parts.cem is not None:
-            parts.cem.schedule(0, LR)
+def stepper(config: Config, parts: Parts, feed: Feed | Given, device: torch.device) -> Stepper:
+    """The steps of a run that has no folder."""
+    found = Stepper(parts, config.train, feed, device)
+    found.noise.manual_seed(seed_of(0, "noise"))
+    set_lr(found.optimizer, LR)
+    found.pipeline.train()
+    if parts.cem is not None:
+        parts.cem.schedule(0, LR)
+    return found
 
 
 class Block:
     """Steps of runs side by side, as `train` makes them: on CUDA the first block captures them, later ones replay."""
 
-    def __init__(self, trainings: Sequence[Training], steps: int) -> None:
-        self.trainings, self.steps = trainings, steps
-        self.step, self.many = launch_of(trainings, steps)
+    def __init__(self, steppers: Sequence[Stepper], steps: int) -> None:
+        self.steppers, self.epoch = steppers, epoch_of_runs(steppers, steps)
 
     def __call__(self) -> None:
-        for training in self.trainings:
-            training.feed.step.zero_()  # the first batch of the epoch again
-        for _ in range(self.steps // self.many):
-            self.step()
+        for stepper in self.steppers:
+            stepper.feed.step.zero_()  # the first batch of the epoch again
+        self.epoch()
+
+    @property
+    def captured(self) -> bool:
+        return self.epoch.launch.graph is not None
 
     def check(self) -> None:
-        """Refuses times that say nothing."""
-        for training in self.trainings:
-            cem = training.parts.cem
+        """Refuse times that say nothing."""
+        for stepper in self.steppers:
+            cem = stepper.parts.cem
             assert cem is None or cem.skipped == 0, "steps were skipped"
 
 
@@ -134,18 +132,18 @@ def steps_of(
     config: Config, parts: Parts, batches: Sequence[tuple[Tensor, Tensor]], steps: int, device: torch.device
 ) -> Block:
     """A block of training steps on given batches."""
-    return Block([Stepping(config, parts, Given(batches), device)], steps)
+    return Block([stepper(config, parts, Given(batches), device)], steps)
 
 
-def stepping(setting: Setting, config: Config, task: ImageSet, images: DeviceImages) -> Stepping:
+def stepping(setting: Setting, config: Config, task: ImageSet, images: DeviceImages) -> Stepper:
     feed = Feed(images, setting.batch, config.train.augment)
-    if fuses_steps(config.train, setting.device):
+    if compiles_steps(config.train, setting.device):
         feed.compile()
     feed.begin(0, 0)
-    return Stepping(config, parts_of(config, task, setting.device), feed, setting.device)
+    return stepper(config, parts_of(config, task, setting.device), feed, setting.device)
 
 
-def undefended(setting: Setting) -> Stepping:
+def undefended(setting: Setting) -> Stepper:
     config = configs(setting.model, setting.compile)[BASE]
     return stepping(setting, config, task_of(setting), epoch_of(setting))
 
@@ -164,7 +162,7 @@ def step_rows(setting: Setting, advance: Advance) -> list[Row]:
     rows = []
     for name, block in works.items():
         block.check()
-        numbers = compare(taken[name], taken[BASE], setting.steps) | {"captured": block.step.graph is not None}
+        numbers = compare(taken[name], taken[BASE], setting.steps) | {"captured": block.captured}
         rows.append(setting.row("step", name, "undefended step", numbers))
     return rows
 
@@ -177,7 +175,7 @@ def captured_rows(setting: Setting, advance: Advance) -> list[Row]:
     return [
         setting.row("captured", name, "eager step", speedup(taken[name], taken[f"{name}, eager"], setting.steps))
         for name, block in captured.items()
-        if block.step.graph is not None
+        if block.captured
     ]
 
 

@@ -1,28 +1,24 @@
 """What each command does. A command takes its arguments as a list and returns nothing."""
 
-import gc
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import HELP, choose, parse
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
+from splitveil.device.pick import pick_device
 from splitveil.evaluation.conditions import broken, parse_condition
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run, build_attacks
 from splitveil.evaluation.suites import suite
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.report.terminal import print_table
-from splitveil.runs import Run, environment, locked, read_json, write_json
-from splitveil.training.build import build_parts, build_splits, pick_device
-from splitveil.training.loop import Training, check, process_group, train
+from splitveil.runs import Run, read_json
+from splitveil.training.build import build_splits
+from splitveil.training.run import train_runs
 
 
 def take_flag(arguments: list[str], flag: str, default: str) -> str:
@@ -81,49 +77,6 @@ def runs_in(path: Path) -> list[Path]:
         order = [row["name"] for row in read_json(path / "summary.json")]
         below.sort(key=lambda run: order.index(run.name) if run.name in order else len(order))
     return below
-
-
-def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
-    """Train, or go on training, the run in `folder`."""
-    return train_runs({folder: config})[0]
-
-
-def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.device]]:
-    """Train runs side by side, a step of each in one captured graph where there is a GPU."""
-    devices = {config.device for config in configs.values()}
-    if len(devices) > 1:
-        raise UserError(
-            f"runs that are trained together must be on one device, these are on {', '.join(sorted(devices))}"
-        )
-    device = pick_device(devices.pop())
-    with process_group(device) as (rank, world), ExitStack() as locks:
-        built = []
-        for config in configs.values():
-            splits = build_splits(config)
-            check(config.train, len(splits.task), world)
-            # Before the folder is made: a setting that is refused must not leave one behind.
-            built.append((splits, build_parts(config, splits.task, device)))
-        runs, trainings = [], []
-        for (folder, config), (splits, parts) in zip(configs.items(), built):
-            if rank == 0:
-                locks.enter_context(locked(folder))
-                Run.create(folder, config).check_splits(splits.summary())
-            if world > 1:
-                dist.barrier()  # one process makes the folder, the others find it
-            runs.append(Run.open(folder))
-            if not runs[-1].finished():
-                if rank == 0:
-                    write_json(folder / "environment.json", environment(device))
-                trainings.append(Training(runs[-1], parts, splits, device, rank, world))
-        if trainings:
-            train(trainings)
-            # What DistributedDataParallel runs in threads has to end before the process group does; a process's first training
-            # is left in a cycle, which only the collector frees.
-            trainings.clear()
-            gc.collect()
-        if rank > 0:
-            sys.exit(0)  # attacks and reports are the first process's work
-    return [(run, splits, device) for run, (splits, _) in zip(runs, built)]
 
 
 def each_of(arguments: list[str]) -> list[Config]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.config import Config, read_toml
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run, build_attacks
@@ -17,6 +16,7 @@ from splitveil.registry import UserError
 from splitveil.report import check_packages, write_report
 from splitveil.report.terminal import print_table
 from splitveil.runs import write_json
+from splitveil.training.run import train_run
 
 
 def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:

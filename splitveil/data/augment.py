@@ -10,14 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splitveil.options import option
+
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    crop: int = 2
+    crop: int = option(2, at_least=0)
     """Random shift by up to this many pixels in both directions; 0 for none."""
     flip: bool = True
     """Mirror half of the images."""
-    rotate: float = 0.0
+    rotate: float = option(0.0, remedy="15 degrees are usual")
     """Rotation by up to this many degrees; the CEM paper's FaceScrub recipe uses 15."""
 
 

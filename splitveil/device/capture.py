@@ -9,15 +9,17 @@ a graph they follow each other without it. `body` takes and returns nothing: it 
 are (`data.loader.Feed`) and leaves its results in such tensors. It must not wait for the device, and what Python decided
 while it was recorded stays decided: record anew when `settings_of` the modules has changed.
 
-The first `warmup` calls run `body` as it is, the next one records it, and every call from there on replays the record. All of
-them are real steps. Where there is no GPU, or `body` cannot be recorded (it waits for the device, say), it is run as it is
-and the reason is said, and in `why_not`.
+The first `warmup` calls run `body` as it is, the next one records it, and every later call replays the record. All of them are
+real steps. Where there is no GPU, or `body` cannot be recorded (because it waits for the device, say), every call runs `body` as
+it is; `why_not` then holds the reason, and a warning says it.
 """
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+
+from splitveil.progress import warn
 
 WARMUP = 3
 """Steps before the recording, in which optimisers make their state and libraries choose their kernels."""
@@ -27,9 +29,7 @@ TOLD: set[str] = set()
 
 
 def tell(message: str) -> None:
-    """A warning, each once: a step is recorded anew in every phase of a training."""
-    from splitveil.progress import warn
-
+    """Print a warning, each only once, though a step is recorded anew in every phase of a training."""
     if message not in TOLD:
         TOLD.add(message)
         warn(message)
@@ -60,7 +60,7 @@ class Captured:
             self.body()
 
     def _warm_up(self) -> None:
-        """On a stream of its own, as the recording will be: autograd remembers the stream that a parameter was first used on."""
+        """Run `body` on a second stream, as the recording will: autograd remembers on which stream a parameter was first used."""
         here, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -68,7 +68,7 @@ class Captured:
         here.wait_stream(side)
 
     def _record(self) -> None:
-        """Nothing is computed here: the body's kernels are noted down, not started."""
+        """Record the kernels of `body`. Nothing is computed here."""
         random = [torch.cuda.default_generators[torch.cuda.current_device()], *self.generators]
         states = [generator.get_state() for generator in random]
         graph = torch.cuda.CUDAGraph()
@@ -88,7 +88,7 @@ class Captured:
 
 
 def lr_on(device: torch.device, lr: float) -> torch.Tensor | float:
-    """A learning rate as an optimiser needs it: on a GPU it lies there, so that a recorded step reads it anew at every replay."""
+    """A learning rate for an optimiser. On a GPU it is a tensor there, so that a recorded step reads it at every replay."""
     return torch.tensor(lr, device=device) if device.type == "cuda" else lr
 
 
@@ -101,7 +101,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def settings_of(*modules: nn.Module) -> dict[str, object]:
-    """Switches, numbers and words that the modules hold as plain attributes: what their Python code may branch on."""
+    """Plain attributes of the modules (switches, numbers, words): their Python code may branch on these."""
     return {
         f"{i}.{path}.{name}": value
         for i, module in enumerate(modules)

@@ -1,10 +1,27 @@
-"""What training needs of torch.distributed, and nothing where there is one process."""
+"""Process groups of torchrun: joining one, and what statistics and gradients need of it. With one process nothing happens."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
+    """Join torchrun's process group where there is one; gives (rank, world size), which is (0, 1) for a single process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield 0, 1
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
 
 
 def in_group() -> bool:
@@ -21,7 +38,7 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def everywhere(flag: Tensor) -> Tensor:
-    """Whether the flag is set in all processes: they must skip the same steps, or what they train parts ways."""
+    """True if the flag is set in all processes. They must skip the same steps, or their weights would differ."""
     if not in_group():
         return flag
     votes = flag.int()
@@ -30,7 +47,7 @@ def everywhere(flag: Tensor) -> Tensor:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Each process saw its share of the batch; what DistributedDataParallel does for the model, for parameters beside it."""
+    """Average over processes the gradients of parameters that DistributedDataParallel does not know."""
     if not in_group():
         return
     for parameter in parameters:

@@ -1,15 +1,15 @@
-"""Work beside the work: on a GPU, a second stream that runs along with the first until `join`; elsewhere, nothing special.
+"""A second CUDA stream that runs along with the main one until `wait`; where there is no GPU it does nothing.
 
-    with aside.of(z.device):
-        gradient = …            # queued on the second stream, after what is on the first one by now
-        aside.mark()
-        …                       # more of it
-    …                           # queued on the first one; runs at the same time
-    aside.join_mark()           # what is queued on the first one from here on waits for the second as far as the mark
-    aside.join()                # and from here on for all of it
+    with side.run_on(z.device):
+        gradient = …            # queued on the second stream, behind what the main stream has queued so far
+        side.mark()
+        …                       # more work on the second stream
+    …                           # queued on the main stream; both streams run at the same time
+    side.wait_for_mark()        # from here on the main stream waits for the second one, up to the mark
+    side.wait()                 # from here on the main stream waits for all of it
 
-A small kernel leaves most of a GPU idle, and a chain of them takes its time however wide the GPU is: two chains take as long as
-one. Tensors made aside may be used after the join that covers them; those that it reads must live until `join`.
+A small kernel leaves most of a GPU idle, so two chains of small kernels take as long as one. Tensors made on the second stream
+may be used after the wait that covers them. Tensors that it reads must live until `wait`.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,16 @@ from contextlib import contextmanager
 import torch
 
 
-class Aside:
-    """One second stream."""
+class SideStream:
+    """One second stream, made when it is first used."""
 
     def __init__(self) -> None:
         self.stream: torch.cuda.Stream | None = None
         self.marked: torch.cuda.Event | None = None
 
     @contextmanager
-    def of(self, device: torch.device) -> Iterator[None]:
+    def run_on(self, device: torch.device) -> Iterator[None]:
+        """Work that is started inside goes to the second stream of this device."""
         if device.type != "cuda":
             yield
             return
@@ -36,15 +37,15 @@ class Aside:
             yield
 
     def mark(self) -> None:
-        """To be called inside `of`."""
+        """Mark how far the second stream is now; to be called inside `run_on`."""
         if self.stream is not None:
             self.marked = torch.cuda.Event()
             self.marked.record(self.stream)
 
-    def join_mark(self) -> None:
+    def wait_for_mark(self) -> None:
         if self.stream is not None and self.marked is not None:
             torch.cuda.current_stream(self.stream.device).wait_event(self.marked)
 
-    def join(self) -> None:
+    def wait(self) -> None:
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)

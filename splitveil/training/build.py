@@ -1,7 +1,6 @@
 """From a Config to the objects of a run: data, split model, channel, CEM."""
 
 import dataclasses
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from splitveil.channel import Channel
 from splitveil.config import Config
 from splitveil.data import ImageSet
 from splitveil.data.splits import Splits, make_splits
-from splitveil.registry import DATASETS, DEFENCES, SURROGATES, UserError
+from splitveil.registry import DATASETS, DEFENCES, SURROGATES
 from splitveil.rng import seed_of
 from splitveil.split_model import SplitModel, build_model
 
@@ -71,19 +70,3 @@ def published(surrogate: Any, config: Config) -> Any:
     if getattr(surrogate, "preset", None) == "reference" and surrogate.clusters is None and bounded:
         return dataclasses.replace(surrogate, clusters=5)
     return surrogate
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA if there is one, else the CPU; under torchrun each process takes its own GPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device {name!r} is not usable here ({str(error).splitlines()[0]}); try --device auto"
-        ) from None
-    return device

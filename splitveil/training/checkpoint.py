@@ -1,20 +1,18 @@
-"""What a run saves and how it is brought back: weights for attack, evaluate and serve, and all that the next epoch needs."""
+"""What a run saves and how it is restored: weights for attack, evaluate and serve, and all that the next epoch needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from splitveil.registry import UserError
-
-if TYPE_CHECKING:
-    from splitveil.runs import Run
-    from splitveil.training.build import Parts
+from splitveil.runs import Run
+from splitveil.training.build import Parts
 
 
-def state_of(parts: "Parts", optimizer: torch.optim.Optimizer, best: float) -> dict[str, Any]:
+def state_of(parts: Parts, optimizer: torch.optim.Optimizer, best: float) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "model": parts.model.state_dict(),
         "channel": parts.channel.state_dict(),
@@ -47,10 +45,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, leaves: dict[str, Any]) 
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def restore(parts: "Parts", run: "Run") -> tuple[int, float, dict[str, Any]]:
-    """Everything but the task's optimiser as after the last finished epoch, if there is one.
+def restore(parts: Parts, run: Run) -> tuple[int, float, dict[str, Any]]:
+    """Bring everything but the task's optimiser to where it was after the last checkpoint, if there is one.
 
-    Returns the next epoch, the best accuracy so far, and the saved leaves. A defence may have changed the model's shapes, so the
+    Returns the next epoch, the best accuracy so far, and what was saved. A defence may have changed the model's shapes, so the
     optimiser can only be made after this.
     """
     saved = run.load_state()
@@ -69,13 +67,13 @@ def restore(parts: "Parts", run: "Run") -> tuple[int, float, dict[str, Any]]:
     return epoch + 1, others["best"], leaves
 
 
-def weights_of(parts: "Parts") -> dict[str, Tensor]:
+def weights_of(parts: Parts) -> dict[str, Tensor]:
     """What attack, evaluate and serve need: the split model and the channel's state."""
     model = {f"model.{name}": tensor for name, tensor in parts.model.state_dict().items()}
     return model | {f"channel.{name}": tensor for name, tensor in parts.channel.state_dict().items()}
 
 
-def load_weights(parts: "Parts", tensors: dict[str, Tensor]) -> None:
+def load_weights(parts: Parts, tensors: dict[str, Tensor]) -> None:
     parts.channel.reshape(parts.model, below(tensors, "channel"))
     with refused():
         parts.model.load_state_dict(below(tensors, "model"))
@@ -84,7 +82,7 @@ def load_weights(parts: "Parts", tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Tensors that do not fit are a user's error, in one line."""
+    """Turn torch's complaint about tensors that do not fit into one line for the user."""
     try:
         yield
     except RuntimeError as error:

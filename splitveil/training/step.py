@@ -1,20 +1,26 @@
 """One training step: forward through edge, channel and cloud, the blended backward pass, the optimisers.
 
-Nothing in it waits for the device, so that it can be captured and replayed as a whole (`splitveil.device.capture`).
+Nothing in a step waits for the device, so that it can be recorded and replayed as a whole (`splitveil.device.capture`).
 """
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from splitveil.cem import CEM
 from splitveil.channel import Channel
+from splitveil.config import TrainConfig
 from splitveil.defences import Batch
+from splitveil.device.capture import lr_on
+from splitveil.device.compile import check_compiler
+from splitveil.device.side_stream import SideStream
 from splitveil.split_model import SplitModel
+from splitveil.training.build import Parts
 
 
 class Forward(NamedTuple):
@@ -45,14 +51,14 @@ class Pipeline(nn.Module):
         self.model, self.channel, self.smoothing = model, channel, smoothing
         self.encode, self.answer = encode, answer
         if compiled:
-            # Functions and not modules: parameters stay the modules' alone, and equal networks share their kernels. Each batch
-            # size has kernels of its own: those for any size made a step a tenth slower.
+            # Functions are compiled and not modules: parameters stay the modules' own, and equal networks share their kernels.
+            # Each batch size has kernels of its own: those for any size made a step a tenth slower.
             self.encode, self.answer = torch.compile(encode, dynamic=False), torch.compile(answer, dynamic=False)
 
     def forward(
         self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None
     ) -> Forward:
-        """`look` is called with z as soon as it is there."""
+        """`look` is called with z as soon as the edge has made it."""
         z = self.encode(self.model, x)
         if look is not None:
             look(z)
@@ -71,7 +77,7 @@ class Means:
         self.sums.zero_()
 
     def add(self, values: dict[str, Tensor]) -> None:
-        """The values of one step; names and shapes are those of the first."""
+        """Add the values of one step; names and shapes are those of the first step."""
         if not self.shapes:
             self.shapes = {name: value.shape for name, value in values.items()}
             device = next(iter(values.values())).device
@@ -82,7 +88,7 @@ class Means:
         self.sums += torch.cat([self.one, *(value.detach().flatten().float() for value in values.values())])
 
     def read(self) -> dict[str, Any]:
-        """Numbers, and lists where a value is a vector; the host waits for the device here."""
+        """Numbers, and lists where a value is a vector. The host waits for the device here."""
         sums = self.sums.cpu()
         each = (sums[1:] / sums[0]).split([prod(shape) for shape in self.shapes.values()])
         return {name: mean.view(shape).tolist() for (name, shape), mean in zip(self.shapes.items(), each)}
@@ -92,7 +98,7 @@ def train_step(
     pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
     noise: torch.Generator, bf16: bool, means: Means,
 ) -> Tensor:  # fmt: skip
-    """One step; nothing in it waits for the device. Returns z."""
+    """Make one step and return z."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y))
     batch = Batch(x, z, sent, y)
@@ -113,3 +119,53 @@ def train_step(
         values |= {f"cem_{name}": value for name, value in cem.last.diagnostics.items()}
     means.add(values)
     return z.detach()
+
+
+def compiles_steps(config: TrainConfig, device: torch.device) -> bool:
+    """True if whole steps are compiled. On a CPU that made networks slower, so only the surrogate is compiled there."""
+    return config.compile and device.type == "cuda"
+
+
+def assemble(parts: Parts, config: TrainConfig, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The pipeline, and the task's optimiser over the parameters that the model has now."""
+    device = next(parts.model.parameters()).device
+    pipeline: nn.Module = Pipeline(parts.model, parts.channel, config.label_smoothing, compiles_steps(config, device))
+    if config.compile and parts.cem is not None:
+        if device.type != "cuda":
+            check_compiler()
+        parts.cem.surrogate.compile(dynamic=False)
+    parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
+    if world > 1:
+        # What a defence trains itself is none of DistributedDataParallel's business.
+        own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(pipeline, own)
+        pipeline = DistributedDataParallel(pipeline)
+    lr, fused = lr_on(device, config.lr), True if device.type == "cuda" else None
+    return pipeline, torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+
+
+class Batches(Protocol):
+    """Where a step takes its batch from."""
+
+    step: Tensor
+
+    def next(self) -> tuple[Tensor, Tensor]: ...
+
+
+class Stepper:
+    """What a training step works on: model, channel and CEM, the optimiser, the batches and the noise."""
+
+    def __init__(self, parts: Parts, config: TrainConfig, feed: Batches, device: torch.device, world: int = 1) -> None:
+        self.parts, self.config, self.feed, self.device, self.world = parts, config, feed, device, world
+        self.pipeline, self.optimizer = assemble(parts, config, world)
+        self.noise, self.means, self.side = torch.Generator(device), Means(), SideStream()
+        self.bf16 = config.bf16 and device.type == "cuda"
+        self.kept: Tensor | None = None
+        """[steps, b, *z_shape], where steps leave z for the next refresh of the surrogate; None if nobody asks for it."""
+
+    def step(self) -> None:
+        x, y = self.feed.next()
+        _, channel, cem = self.parts
+        z = train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means)
+        if self.kept is not None:
+            self.kept.index_copy_(0, self.feed.step - 1, z.unsqueeze(0))

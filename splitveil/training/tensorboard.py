@@ -1,17 +1,15 @@
 """TensorBoard: an epoch's metrics as curves and histograms."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from splitveil.metrics.leakage import HISTOGRAM
 from splitveil.registry import UserError
-
-if TYPE_CHECKING:
-    from splitveil.runs import Run
+from splitveil.runs import Run
 
 
-def tensorboard(run: "Run", first: int) -> Any:
+def tensorboard(run: Run, first: int) -> Any:
     """A writer that hides what an earlier, killed process wrote from epoch `first` on."""
     try:
         from torch.utils.tensorboard import SummaryWriter

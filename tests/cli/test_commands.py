@@ -17,11 +17,12 @@ from safetensors.torch import load, save
 from splitveil import runs
 from splitveil.__main__ import COMMANDS, main
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import runs_in, train_run
+from splitveil.cli.commands import runs_in
 from splitveil.config import from_dict, to_dict
 from splitveil.evaluation import run_attacks as attacking
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run, read_json
+from splitveil.training.run import train_run
 
 
 class Outcome:

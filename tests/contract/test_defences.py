@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.defences import Batch, Defence, build
 from splitveil.evaluation.evaluate import acts
 from splitveil.evaluation.run_attacks import load_parts
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel, cut_stages
+from splitveil.training.run import train_run
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adversarial": {"warmup": 0, "likeness": "mse", "width": 8, "blocks": 1},

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.defences import build
 from splitveil.defences.pruning import Pruning, pairs
 from splitveil.evaluation.run_attacks import load_parts
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel, cut_stages
+from splitveil.training.run import train_run
 
 
 def pruning(**options: float) -> tuple[Pruning, SplitModel]:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.defences import Batch
 from splitveil.defences.shredder import Shredder, laplace
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel, cut_stages
+from splitveil.training.run import train_run
 
 
 def attached(**options: float) -> tuple[Shredder, SplitModel]:

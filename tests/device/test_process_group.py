@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.runs import Run
+from splitveil.training.run import train_run
 
 
 def furthest(a: Run, b: Run) -> float:

@@ -10,10 +10,10 @@ from scipy import stats
 from torch import Tensor
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.defences import Batch, Defence, build
 from splitveil.evaluation.evaluate import acts, collapse_of, evaluate_run, wilson
 from splitveil.evaluation.run_attacks import attack_run
+from splitveil.training.run import train_run
 
 
 @given(st.integers(1, 20_000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))

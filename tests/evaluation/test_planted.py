@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.threat import Access, Observation
-from splitveil.cli.commands import train_run
 from splitveil.config import from_dict
 from splitveil.data.readers.fashion import fashion
 from splitveil.defences import AttackHints, Defence
@@ -26,6 +25,7 @@ from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
+from splitveil.training.run import train_run
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from splitveil.attacks.mean_image import MeanImage
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
@@ -41,6 +40,7 @@ from splitveil.registry import UserError
 from splitveil.runs import Run, read_json, write_json
 from splitveil.split_model import SplitModel
 from splitveil.training.build import Parts
+from splitveil.training.run import train_run
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,6 @@ import torch
 
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.config import from_dict, to_dict, to_toml
 from splitveil.data.loader import DeviceImages
 from splitveil.evaluation import suites
@@ -29,6 +28,7 @@ from splitveil.evaluation.suites import (
 )
 from splitveil.registry import ATTACKS, UserError
 from splitveil.runs import Run, read_json
+from splitveil.training.run import train_run
 
 CPU = torch.device("cpu")
 TINY = {"name": "decoder", "blocks": 0, "width": 4, "epochs": 2, "batch": 64}

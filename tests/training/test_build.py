@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from splitveil.cli.arguments import parse
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
+from splitveil.device.pick import pick_device
 from splitveil.registry import UserError
-from splitveil.training.build import build_parts, channel_moments, pick_device
+from splitveil.training.build import build_parts, channel_moments
 
 CPU = torch.device("cpu")
 
@@ -73,7 +74,7 @@ def test_cem_is_built_only_where_it_is_wanted_and_with_the_channels_sigma():
     cem = build_parts(parse([*flags, *noisy, "--cem.sigma", "9"]), part, CPU).cem
     assert cem is not None
     assert cem.surrogate.sigma == pytest.approx(0.5)  # 3, 4, 5; what the config says is for channels without noise
-    assert (cem.strength, cem.warmup, cem.ramp, cem.clip) == (3.0, 2, 4, 0.5)
+    assert (cem.config.strength, cem.warmup, cem.config.ramp, cem.config.clip) == (3.0, 2, 4, 0.5)
     assert cem.surrogate.classes == 3
 
 

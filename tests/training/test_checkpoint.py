@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.registry import UserError
 from splitveil.training.build import build_parts
 from splitveil.training.checkpoint import restore
+from splitveil.training.run import train_run
 
 
 def test_a_surrogate_of_another_shape_is_refused_in_one_line(small: list[str], tmp_path: Path) -> None:

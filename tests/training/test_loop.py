@@ -1,6 +1,7 @@
 import json
 import math
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from splitveil import config as configs
 from splitveil.cem import CEM
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run, train_runs
+from splitveil.config import TrainConfig
 from splitveil.data.augment import AugmentConfig
+from splitveil.device import compile as device_compile
 from splitveil.registry import SURROGATES, UserError
 from splitveil.runs import Run, read_tensors
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.training import loop as train
+from splitveil.training import step as training_step
 from splitveil.training.health import check_health
-from splitveil.training.loop import TrainConfig, check, learning_rate
+from splitveil.training.loop import check_batch, learning_rate
+from splitveil.training.run import train_run, train_runs
 
 
 @given(epochs=st.integers(1, 300), lr=st.floats(1e-6, 10))
@@ -43,8 +48,6 @@ def test_milestones_multiply_by_gamma_from_their_epoch_on():
     [
         ({"epochs": 0}, "train.epochs is 0, must be at least 1"),
         ({"batch": 1}, "train.batch is 1, must be at least 2"),
-        ({"batch": 101}, "train.batch is 101, but there are 100 task images; lower it"),
-        ({"batch": 15}, "train.batch is 15, must be a multiple of the 2 processes"),
         ({"checkpoint_every": 0}, "train.checkpoint_every is 0, must be at least 1"),
         ({"lr": 0.0}, "train.lr is 0.0, must be above 0; 0.05 is a good start"),
         ({"lr": -1.0}, "train.lr is -1.0, must be above 0"),
@@ -54,16 +57,25 @@ def test_milestones_multiply_by_gamma_from_their_epoch_on():
         ({"weight_decay": -0.1}, "train.weight_decay is -0.1, must be at least 0"),
         ({"label_smoothing": 1.5}, "train.label_smoothing is 1.5, must be at least 0 and below 1"),
         ({"gamma": math.nan}, "train.gamma is nan, must be at least 0"),
-        ({"augment": AugmentConfig(crop=-1)}, "train.augment.crop is -1, must be 0"),
-        ({"augment": AugmentConfig(rotate=math.inf)}, "train.augment.rotate is inf, must be a number of degrees"),
+        ({"augment": AugmentConfig(crop=-1)}, "train.augment.crop is -1, must be at least 0"),
+        (
+            {"augment": AugmentConfig(rotate=math.inf)},
+            "train.augment.rotate is inf, must be a finite number; 15",
+        ),
     ],
 )
 def test_a_bad_setting_is_refused_with_its_value_and_bound(wrong: dict[str, object], message: str):
-    config = TrainConfig(batch=16)
-    check(config, images=100, world=2)
-    with pytest.raises(UserError) as error:
-        check(replace(config, **wrong), images=100, world=2)
-    assert message in str(error.value)
+    configs.Config(train=TrainConfig(batch=16))
+    with pytest.raises(UserError, match=re.escape(message)):
+        configs.Config(train=TrainConfig(**wrong))  # type: ignore[arg-type]
+
+
+def test_a_batch_must_fit_the_images_and_the_processes():
+    check_batch(16, images=100, world=2)
+    with pytest.raises(UserError, match=r"train\.batch is 101, but there are 100 task images; lower it"):
+        check_batch(101, images=100, world=1)
+    with pytest.raises(UserError, match=r"train\.batch is 15, must be a multiple of the 2 processes"):
+        check_batch(15, images=100, world=2)
 
 
 def test_a_diverged_training_stops_and_says_what_to_lower(small: list[str], tmp_path: Path):
@@ -381,7 +393,7 @@ def test_a_refresh_takes_the_features_of_the_epoch_before_if_that_is_wanted(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     seen, steps, given = [], [], []
-    train_step, refresh, features_of = train.train_step, CEM.refresh, train.features_of
+    train_step, refresh, features_of = training_step.train_step, CEM.refresh, train.features_of
 
     def noting_step(*args: Any) -> torch.Tensor:
         z = train_step(*args)
@@ -392,7 +404,7 @@ def test_a_refresh_takes_the_features_of_the_epoch_before_if_that_is_wanted(
         given.append((z.clone(), y.clone()))
         refresh(self, z, y)
 
-    monkeypatch.setattr(train, "train_step", noting_step)
+    monkeypatch.setattr("splitveil.training.step.train_step", noting_step)
     monkeypatch.setattr(CEM, "refresh", noting_refresh)
     monkeypatch.setattr(train, "features_of", lambda *args: seen.append(args) or features_of(*args))
     flags = ["--cem.surrogate", "kmeans", "--cem.warmup", "0", "--cem.refresh-from", "training"]
@@ -411,13 +423,6 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
         UserError, match=r"the same epochs and steps, these have \[\(2, 5\), \(3, 5\)\]; train them apart"
     ):
         train_runs(configs)
-
-
-@pytest.mark.parametrize(
-    ("steps", "runs", "many"), [(390, 1, 15), (312, 1, 13), (312, 8, 8), (7, 1, 7), (17, 1, 1), (40, 100, 1)]
-)
-def test_a_launch_replays_a_divisor_of_an_epochs_steps(steps: int, runs: int, many: int) -> None:
-    assert train.steps_of_a_launch(steps, runs) == many
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
@@ -443,6 +448,6 @@ def test_without_a_compiler_it_is_said_before_the_first_step(
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", nothing)
-    train.check_compiler.cache_clear()
+    device_compile.check_compiler.cache_clear()
     with pytest.raises(UserError, match=r"a C\+\+ compiler and Python's headers on a CPU \(here: RuntimeError\)"):
         train_run(tmp_path, parse([*small, "--cem.surrogate", "gated", "--train.compile"]))

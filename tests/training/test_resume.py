@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from splitveil import runs
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.registry import SURROGATES, UserError
 from splitveil.runs import Run
 from splitveil.statistics.by_class import class_moments
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.training.checkpoint import restore_optimizer
+from splitveil.training.run import train_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.commands import train_run
 from splitveil.registry import UserError
 from splitveil.training import loop as train
+from splitveil.training.run import train_run
 from splitveil.training.tensorboard import show
 
 

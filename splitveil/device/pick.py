@@ -1,0 +1,23 @@
+"""Which device a run uses."""
+
+import os
+
+import torch
+
+from splitveil.registry import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA if there is a GPU, else the CPU; under torchrun each process takes its own GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"device {name!r} is not usable here ({str(error).splitlines()[0]}); try --device auto"
+        ) from None
+    return device

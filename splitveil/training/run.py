@@ -1,0 +1,63 @@
+"""Train the runs of one or several configs in their folders: build, lock, resume or begin, train to the end."""
+
+import gc
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from splitveil.config import Config
+from splitveil.data.splits import Splits
+from splitveil.device.compile import compiler_settings
+from splitveil.device.pick import pick_device
+from splitveil.device.process_group import process_group
+from splitveil.registry import UserError
+from splitveil.runs import Run, environment, locked, write_json
+from splitveil.training.build import build_parts, build_splits
+from splitveil.training.loop import Training, check_batch, train
+
+
+def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
+    """Train, or go on training, the run in `folder`."""
+    return train_runs({folder: config})[0]
+
+
+def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.device]]:
+    """Train runs side by side, a step of each in one captured graph where there is a GPU."""
+    devices = {config.device for config in configs.values()}
+    if len(devices) > 1:
+        raise UserError(
+            f"runs that are trained together must be on one device, these are on {', '.join(sorted(devices))}"
+        )
+    device = pick_device(devices.pop())
+    compiled = any(config.train.compile for config in configs.values())
+    with process_group(device) as (rank, world), compiler_settings(compiled, device), ExitStack() as locks:
+        built = []
+        for config in configs.values():
+            splits = build_splits(config)
+            check_batch(config.train.batch, len(splits.task), world)
+            # Before the folder is made: a setting that is refused must not leave one behind.
+            built.append((splits, build_parts(config, splits.task, device)))
+        runs, trainings = [], []
+        for (folder, config), (splits, parts) in zip(configs.items(), built):
+            if rank == 0:
+                locks.enter_context(locked(folder))
+                Run.create(folder, config).check_splits(splits.summary())
+            if world > 1:
+                dist.barrier()  # one process makes the folder, the others find it
+            runs.append(Run.open(folder))
+            if not runs[-1].finished():
+                if rank == 0:
+                    write_json(folder / "environment.json", environment(device))
+                trainings.append(Training(runs[-1], parts, splits, device, rank, world))
+        if trainings:
+            train(trainings)
+            # DistributedDataParallel's threads must end before the process group does, and a process's first training is
+            # part of a reference cycle that only the collector frees.
+            trainings.clear()
+            gc.collect()
+        if rank > 0:
+            sys.exit(0)  # attacks and reports are the first process's work
+    return [(run, splits, device) for run, (splits, _) in zip(runs, built)]
