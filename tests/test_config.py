@@ -13,6 +13,7 @@ from splitveil.cem import CEMConfig
 from splitveil.cli.arguments import parse
 from splitveil.config import Config, TrainConfig, from_dict, read_toml, to_dict, to_toml
 from splitveil.data.splits import SplitsConfig
+from splitveil.options import Bounds
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError
 from splitveil.training.run import train_run
 
@@ -61,15 +62,18 @@ def test_every_registered_method_survives_dict_and_toml(kind: str, registry: Reg
     assert registry.of(method).name == name
 
 
-def another(value: Any, hint: Any) -> Any:
-    """A value of the same type that differs from the default."""
+def another(value: Any, field: dataclasses.Field[Any]) -> Any:
+    """A value of the same type, within the option's bounds, that differs from the default."""
+    hint, bounds = field.type, field.metadata.get("bounds", Bounds())
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
-        return value + 1
+        near = (value + 1, value + 2, value - 1) if isinstance(value, int) else (value + 1, value / 2, 0.5, 0.75)
+        return next(other for other in near if other != value and bounds.allow(other))
     if value is None:
         arm = next(arm for arm in get_args(hint) if arm is not type(None))
-        return get_args(arm)[0] if get_args(arm) else {int: 3, float: 2.5, bool: True}[arm]
+        near = (get_args(arm)[0],) if get_args(arm) else {int: (3,), float: (2.5, 0.5), bool: (True,)}[arm]
+        return next(other for other in near if bounds.allow(other))
     if isinstance(value, tuple):
         return (*value, 7)
     return next((choice for choice in getattr(hint, "__args__", ()) if choice != value), "other")
@@ -79,7 +83,7 @@ def another(value: Any, hint: Any) -> Any:
 def test_every_option_of_every_method_survives_with_another_value(kind: str, registry: Registry, name: str):
     cls = registry[name].config
     default = cls()
-    method = cls(**{f.name: another(getattr(default, f.name), f.type) for f in dataclasses.fields(cls)})
+    method = cls(**{f.name: another(getattr(default, f.name), f) for f in dataclasses.fields(cls)})
     if kind == "surrogate":
         config = Config(cem=CEMConfig(surrogate=method))
     else:
@@ -92,7 +96,7 @@ def test_every_setting_that_is_no_method_survives_with_another_value():
         changes = {}
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
-            changes[f.name] = varied(value) if dataclasses.is_dataclass(value) else another(value, f.type)
+            changes[f.name] = varied(value) if dataclasses.is_dataclass(value) else another(value, f)
         return replace(config, **changes)
 
     cem = replace(varied(replace(CEMConfig(), surrogate=SURROGATES["rate"].config())), surrogate=None, lr_rescale="off")
