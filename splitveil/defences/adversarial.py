@@ -5,9 +5,9 @@
                  -alpha * |G_phi(z') - x|^2                     likeness "mse"
 
 G is the proxy decoder (shared/proxy.py), res N4 C64; z' is what is sent, so that G sees the same noise as an attacker would.
-The gradient of the penalty reaches the edge through G, and never G itself. For `warmup` epochs only G learns, because a decoder
-that cannot rebuild anything teaches the edge nothing. Each of the `inner` steps costs about two passes through the decoder; the
-report shows the cost.
+The gradient of the penalty reaches the edge through G, and never G itself. For `warmup` epochs G learns and the edge is not
+punished, because a decoder that cannot rebuild anything teaches the edge nothing. Each of the `inner` steps costs about two
+passes through the decoder; the report shows the cost.
 
 Known failure: the edge learns to defeat this decoder, not decoders as such. An attacker who trains one of his own, from these
 weights or from new ones, gets more; that is why `attack_hints` hands out the proxy's weights.

@@ -9,9 +9,9 @@
     the threshold is half-way between the last channel kept and the first one lost; backwards the mask is soft (straight-through)
 
 Edge and cloud learn the task alone, through the mask; the score network learns the task minus rho times the proxy's error; the
-proxy learns to rebuild x. The penalty uses the relaxed mask because the hard one has no gradient: once the proxy is trained,
-scaling a channel that it gets does not change its error to first order. Penalty and proxy see z after the mask and nothing of
-the defences behind it: if those add noise, the real attacker has less.
+proxy learns to rebuild x. The penalty uses the relaxed mask because the gradient of the hard one vanishes: once the proxy is
+trained, scaling a channel that it gets does not change its error to first order. Penalty and proxy see z after the mask and
+nothing of the defences behind it: if those add noise, the real attacker has less.
 
 Where we deviate: the score network is a perceptron of channel means, where the paper has a convolutional one of the size of the
 classifier's; the weights are 1 and rho instead of 1 - rho and rho. Suggested: ratio 0.3 to 0.8, rho 1 to 30.

@@ -134,9 +134,8 @@ class LocalDP(Defence[Config]):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.laplace = config.mechanism == "laplace"
-        self.mu = (
-            config.epsilon if self.laplace else gaussian_mu(config.epsilon, config.delta)
-        )  # Delta / scale or sigma
+        # Delta / scale, or Delta / sigma
+        self.mu = config.epsilon if self.laplace else gaussian_mu(config.epsilon, config.delta)
         self.entries: int | None = None
         if config.clip == "norm":
             self._state_noise(1)  # does not depend on the number of entries

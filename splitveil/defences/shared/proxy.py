@@ -7,6 +7,9 @@
 
 It is no defence but a part of some (`adversarial`, `disco`). The channel finds it there and puts its weights and its Adam into
 the checkpoint. It computes in float32, whatever the model does.
+
+Known failure of every defence that trains against it: the edge learns to defeat this decoder, not decoders as such. An attacker
+who trains one of his own gets more; that is why a defence hands out the proxy's weights in its `attack_hints`.
 """
 
 from functools import cached_property
