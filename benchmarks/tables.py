@@ -26,7 +26,6 @@ from splitveil.cli.demo import demo_table
 from splitveil.config import Config, from_dict
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
-from splitveil.defences import build
 from splitveil.device.pick import pick_device
 from splitveil.evaluation.claims import write_claim
 from splitveil.registry import DEFENCES
@@ -51,7 +50,7 @@ def every() -> dict[str, Stack]:
     """One stack a defence."""
     stacks: dict[str, Stack] = {}
     for name in DEFENCES.names():
-        below = [] if name == "none" or build(name).makes_z else [BOTTLENECK]
+        below = [] if name in ("none", "bottleneck") else [BOTTLENECK]
         stacks[name] = [*below, *(stage(other) for other in NEEDS.get(name, [])), stage(name)]
     return stacks
 

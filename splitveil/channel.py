@@ -1,35 +1,58 @@
-"""Channel: the defences between edge and cloud, in order. The same object in training, attack, evaluation and serving."""
+"""Channel: the defences between edge and cloud, in order. Training, attack, evaluation and serving use the same object."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.registry import UserError
+from splitveil.defences.shared.proxy import Proxy
 from splitveil.split_model import SplitModel
 
 
+class NoisePlace(NamedTuple):
+    """A place in a stack of defences where Gaussian noise is added."""
+
+    first: int  # which defence adds it; the noises of others behind it may be joined to this one
+    sigma: float  # standard deviation of all that is added here
+    bounds: bool  # True if no defence behind it reads x, so that this noise bounds what is sent
+
+
 class Noisy(NamedTuple):
-    """Gaussian noise on the way: all that is sent of x comes from clean + N(0, sigma^2 I), so what bounds this bounds that."""
+    """All that is sent of x is a function of clean + N(0, sigma^2 I), so a bound on what this tells holds for what is sent."""
 
     clean: Tensor  # [b, *z_shape]
     sigma: float
 
 
+def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
+    """Where Gaussian noise is added and how large it is. Noises are one if nothing changes z between them."""
+    places, untouched = list[NoisePlace](), False  # untouched: nothing has changed z since the last noise
+    for i, defence in enumerate(stack):
+        if defence.reads_x:
+            places, untouched = [place._replace(bounds=False) for place in places], False
+        if defence.noise_std is not None:
+            if untouched and type(defence).clean is Defence.clean:
+                before = places.pop()
+                places.append(before._replace(sigma=(before.sigma**2 + defence.noise_std**2) ** 0.5))
+            else:
+                places.append(NoisePlace(i, defence.noise_std, bounds=True))
+            untouched = True
+        elif type(defence).send is not Defence.send:
+            untouched = False
+    return places
+
+
 class Channel(nn.Module):
-    """A stack of defences; `send` is what leaves the device."""
+    """A stack of defences; `send` gives what leaves the device."""
 
     def __init__(self, defences: Iterable[Defence] = ()) -> None:
         super().__init__()
         self.defences = nn.ModuleList(defences)
 
     def rebuild(self, model: SplitModel) -> SplitModel:
-        """The model as the defences want it; a stack that makes no sense is refused."""
-        makers = [type(defence).__name__.lower() for defence in self._stack() if defence.makes_z]
-        if len(makers) > 1:
-            raise UserError(f"{' and '.join(makers)} both decide what z is at this cut; keep one of them")
+        """The model as the defences want it. A stack that makes no sense is refused."""
         for defence in self._stack():
             defence.check(self._stack())
             model = defence.rebuild(model)
@@ -45,28 +68,29 @@ class Channel(nn.Module):
         return sent.clone() if sent is z else sent
 
     def walk(self, z: Tensor, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, list[Noisy]]:
-        """What `send` gives, and the places where Gaussian noise came in.
+        """What `send` gives, and what each Gaussian noise that bounds it was added to.
 
         For each of them I(x; z' | y) <= 1/2 log det(I + Cov(clean | y) / sigma^2): what changes z before the noise is part of
-        `clean`, and what changes it behind can only lose information, unless it looks at x; then the noise before it bounds
-        nothing. Noises that follow each other are one.
+        `clean`, and what changes it afterwards can only lose information, unless it reads x.
         """
-        sent, places = z, list[Noisy]()
-        untouched = False  # since the last noise
-        for defence in self._stack():
-            if defence.reads_x:
-                places, untouched = [], False
-            if defence.noise_std is not None:
-                if untouched and type(defence).clean is Defence.clean:
-                    clean, sigma = places.pop()
-                    places.append(Noisy(clean, (sigma**2 + defence.noise_std**2) ** 0.5))
-                else:
-                    places.append(Noisy(defence.clean(sent, x), defence.noise_std))
-                untouched = True
-            elif type(defence).send is not Defence.send:
-                untouched = False
+        sent, found = z, list[Noisy]()
+        sigmas = {place.first: place.sigma for place in noise_places(self._stack()) if place.bounds}
+        for i, defence in enumerate(self._stack()):
+            if i in sigmas:
+                found.append(Noisy(defence.clean(sent, x), sigmas[i]))
             sent = defence.send(sent, x, generator)
-        return sent.clone() if sent is z else sent, places
+        return sent.clone() if sent is z else sent, found
+
+    @property
+    def noise_std(self) -> float | None:
+        """Sigma of the first Gaussian noise that bounds what is sent, the one next to z; None if there is none. CEM uses it."""
+        return next((place.sigma for place in noise_places(self._stack()) if place.bounds), None)
+
+    @property
+    def total_noise_std(self) -> float | None:
+        """Standard deviation of all Gaussian noise together, as it spreads what is sent; None if there is none."""
+        sigmas = [place.sigma for place in noise_places(self._stack())]
+        return sum(sigma**2 for sigma in sigmas) ** 0.5 if sigmas else None
 
     def penalties(self, batch: Batch) -> list[Tensor]:
         terms = [defence.penalty(batch) for defence in self._stack()]
@@ -77,8 +101,8 @@ class Channel(nn.Module):
             defence.inner_step(batch)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
-        """Whether parameters of the model have been replaced."""
-        changed = [defence.on_epoch(epoch, model) for defence in self._stack()]  # all of them, also after a yes
+        """True if a defence has replaced parameters of the model."""
+        changed = [defence.on_epoch(epoch, model) for defence in self._stack()]  # all are asked, also after a yes
         return any(changed)
 
     def reshape(self, model: SplitModel, state: Mapping[str, Tensor]) -> None:
@@ -95,16 +119,13 @@ class Channel(nn.Module):
         return [defence.report() for defence in self._stack()]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for defence in self._stack() for optimizer in defence.optimizers()]
+        """Those of the proxy decoders, in the order of the stack. Their state is part of a checkpoint."""
+        return [proxy.optimizer for proxy in self._proxies()]
 
     def task_parameters(self) -> list[nn.Parameter]:
-        return [parameter for defence in self._stack() for parameter in defence.task_parameters()]
-
-    @property
-    def noise_std(self) -> float | None:
-        """Standard deviation of all Gaussian noise on the way: the one source of sigma; None without Gaussian noise."""
-        variances = [d.noise_std**2 for d in self._stack() if d.noise_std is not None]
-        return sum(variances) ** 0.5 if variances else None
+        """Parameters that the task loss trains: all that want a gradient, except the proxies', which train themselves."""
+        own = {parameter for proxy in self._proxies() for parameter in proxy.parameters()}
+        return [parameter for parameter in self.parameters() if parameter.requires_grad and parameter not in own]
 
     @property
     def hints(self) -> tuple[AttackHints, ...]:
@@ -112,3 +133,6 @@ class Channel(nn.Module):
 
     def _stack(self) -> list[Defence]:
         return list(self.defences)  # type: ignore[arg-type]
+
+    def _proxies(self) -> list[Proxy]:
+        return [module for module in self.modules() if isinstance(module, Proxy)]

@@ -14,6 +14,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partialmethod
@@ -100,8 +101,9 @@ class Registry:
             if name in self._entries:
                 raise ValueError(f"two {self.kind}s are called {name!r}")
             check = partialmethod(check_options, where=f"{self.kind} {name!r}: ")
-            own = {"__doc__": config.__doc__, "method": name, "__post_init__": check}
+            own = {"__doc__": config.__doc__, "__module__": config.__module__, "method": name, "__post_init__": check}
             named = dataclass(frozen=True)(type(f"{name}_config", (config,), own))
+            setattr(sys.modules[config.__module__], named.__name__, named)  # where pickle looks for it
             self._entries[name] = Entry(name, build, named, self.kind)  # type: ignore[arg-type]
             return build
 

@@ -1,5 +1,9 @@
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil import defences
@@ -68,14 +72,6 @@ def test_the_generator_decides_the_noise_of_the_whole_stack() -> None:
     assert not torch.equal(one, other)
 
 
-def test_sigma_is_none_without_gaussian_noise() -> None:
-    assert Channel().noise_std is None
-    assert Channel([defences.build("none"), defences.build("bottleneck")]).noise_std is None
-    assert Channel([defences.build("bottleneck"), defences.build("gaussian", sigma=0.2)]).noise_std == pytest.approx(
-        0.2
-    )
-
-
 def test_penalties_are_those_of_the_defences_that_ask_for_one() -> None:
     z = torch.ones(2, 3)
     terms = Channel([Scale(1), Scale(1, 3.0), Scale(1, 4.0)]).penalties(Batch(z, z, z, torch.zeros(2)))
@@ -112,7 +108,7 @@ def test_architectures_are_rebuilt_one_after_the_other_and_all_are_told_the_outc
 
 def test_two_defences_that_decide_what_z_is_are_refused() -> None:
     stack = [defences.build("bottleneck", channels=6), defences.build("bottleneck", channels=3)]
-    with pytest.raises(UserError, match="bottleneck and bottleneck both decide what z is"):
+    with pytest.raises(UserError, match="the stack has 2 of them, and each decides what z is; keep one"):
         Channel(stack).rebuild(model())
 
 
@@ -173,6 +169,43 @@ def test_behind_a_look_at_x_no_earlier_noise_bounds_anything() -> None:
     ((clean, sigma),) = Channel([noise(0.3), Peek(), noise(0.4)]).walk(z, z, torch.Generator().manual_seed(0))[1]
     assert not torch.equal(clean, z)
     assert sigma == 0.4
+
+
+@pytest.mark.parametrize(
+    ("stack", "first", "total"),
+    [
+        ([], None, None),
+        ([defences.build("none"), defences.build("bottleneck")], None, None),
+        ([defences.build("bottleneck"), noise(0.2)], 0.2, 0.2),
+        ([noise(0.3), defences.build("quantise"), noise(0.4)], 0.3, 0.5),
+        ([noise(0.3), Peek()], None, 0.3),
+        ([noise(0.3), Peek(), noise(0.4)], 0.4, 0.5),
+    ],
+)
+def test_sigma_is_that_of_the_first_noise_that_bounds_and_the_total_that_of_all(
+    stack: list[Defence], first: float | None, total: float | None
+) -> None:
+    channel, z = Channel(stack), torch.randn(3, 4)
+    assert (channel.noise_std, channel.total_noise_std) == (pytest.approx(first), pytest.approx(total))
+    assert channel.noise_std == next((place.sigma for place in channel.walk(z, z)[1]), None)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6))
+def test_noises_that_follow_each_other_are_one_wherever_their_sigma_is_asked_for(sigmas: list[float]) -> None:
+    channel, z = Channel(map(noise, sigmas)), torch.zeros(1, 2)
+    ((clean, sigma),) = channel.walk(z, z)[1]
+    assert clean is z
+    assert channel.noise_std == sigma == pytest.approx(math.hypot(*sigmas))
+    assert channel.total_noise_std == pytest.approx(sigma)
+
+
+def test_the_task_trains_all_parameters_but_the_proxies_whose_optimisers_come_in_the_order_of_the_stack() -> None:
+    adversarial, vib, disco = map(defences.build, ("adversarial", "vib", "disco"))
+    channel = Channel([adversarial, vib, disco])
+    channel.rebuild(SplitModel(nn.Identity(), nn.Flatten(), (4, 8, 8), (3, 8, 8)))
+    assert channel.optimizers() == [adversarial.proxy.optimizer, disco.proxy.optimizer]
+    expected = [*vib.head.parameters(), *disco.score.parameters()]
+    assert list(map(id, channel.task_parameters())) == list(map(id, expected))
 
 
 def test_every_defence_reports_in_its_place() -> None:

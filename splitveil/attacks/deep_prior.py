@@ -226,7 +226,7 @@ class DeepPrior(Attack):
     def fit(self, access: Access) -> "DeepPrior":
         """There is nothing to learn: it keeps what it was granted."""
         assert access.channel is not None
-        self.access_, self.sigma_ = access, access.channel.noise_std or 0.0
+        self.access_, self.sigma_ = access, access.channel.total_noise_std or 0.0
         self.networks_: Networks | None = None
         return self
 

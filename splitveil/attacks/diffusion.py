@@ -263,7 +263,7 @@ class Diffusion(Attack):
         self.sampler_: Sampler | None = None
         self.at_once_ = rows_at_once(kept.device, self.width, self.shape_[-2] * self.shape_[-1])
         self.release_ = Release(access, stream(kept.device, self.seed, "polish"))
-        self.sigma_ = access.channel.noise_std or 1.0
+        self.sigma_ = access.channel.total_noise_std or 1.0
         x = out.take(slice(self.tune))
         self._choose(x, access.query(x))
         self.on_progress(total, total)

@@ -103,7 +103,7 @@ class Refine(Attack):
         self.decoder.fit(replace(access, auxiliary=kept))
         self.losses_, self.held_out_ = self.decoder.losses_, self.decoder.held_out_
         self.release_ = Release(access, stream(kept.device, self.seed, "refine"), self.draws)
-        self.sigma_ = access.channel.noise_std or 1.0
+        self.sigma_ = access.channel.total_noise_std or 1.0
         x = judges.take(slice(0, self.own))
         z = access.query(x)
         self.e2_ = max(mse(self.decoder.reconstruct(Observation(z)), x).mean().item(), 1e-8)

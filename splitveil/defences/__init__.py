@@ -1,7 +1,7 @@
-"""Defences: what changes between the edge's features and what leaves the device, and what training pays for it.
+"""Defences: they change what leaves the device, or add to the loss so that z gives less of x away.
 
-One file a method, registered in DEFENCES, stackable in the order of the config. Every hook is optional; a defence keeps its
-state in its state_dict. `splitveil.channel` puts a stack of them between edge and cloud.
+Each method has one file and is registered in DEFENCES. Defences stack in the order of the config, and `splitveil.channel` puts
+the stack between edge and cloud. Every hook is optional; what a defence must remember is part of its state_dict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from splitveil.split_model import SplitModel
 
 @dataclass(frozen=True)
 class AttackHints:
-    """What an adaptive attacker should know about a defence. `query` of the attack's Access samples it afresh."""
+    """What an attacker who knows the defence should make use of. `query` of the attack's Access draws fresh releases."""
 
     random: bool = False
-    """Two releases of the same x differ."""
+    """True if two releases of the same x differ."""
     stand_in: Literal["itself", "identity"] = "itself"
-    """How to differentiate through it: as it is, or as if it were not there (zero-mean noise, whose mean is z)."""
+    """How to differentiate through it: as it is, or as if it were not there (right for noise whose mean is 0)."""
     mask: Literal["none", "random", "smallest"] = "none"
     """Which entries of z it zeroes: none, some at random (dropout), or those of smallest magnitude (topk)."""
     gain: float = 1.0
@@ -34,7 +34,7 @@ class AttackHints:
 
 
 class Batch(NamedTuple):
-    """One training step as a penalty sees it."""
+    """What a penalty sees of one training step."""
 
     x: Tensor  # [b, c, h, w]
     z: Tensor  # [b, *z_shape], what the edge made
@@ -46,75 +46,80 @@ C = TypeVar("C")
 
 
 class Defence(nn.Module, Generic[C]):
-    """Base of all defences: does nothing in every hook. `config` is the method's own Config, whose bounds were checked."""
+    """Base of all defences. `config` is the method's own Config.
+
+    The hooks stand in the order in which they are called: `check` to `reshape` when a model is built or opened, `on_epoch` to
+    `inner_step` in training, `deploy` to `attack_hints` after it. The task loss trains every parameter of a defence, except
+    those of a Proxy (`shared/proxy.py`), which trains itself.
+    """
 
     config: C
 
     noise_std: float | None = None
     """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
     reads_x: bool = False
-    """What `send` gives depends on x beyond z, so that noise which came before it bounds nothing."""
-    makes_z: bool = False
-    """Its `rebuild` decides what z is; a stack can have one such defence."""
+    """True if `send` uses x beyond z. Then noise that was added before it no longer bounds what is sent."""
 
     def __init__(self, config: C | None = None) -> None:
         super().__init__()
         self.config = config  # type: ignore[assignment]
 
     def check(self, stack: Sequence["Defence"]) -> None:
-        """Refuse a stack, this defence in it, that makes no sense; with the remedy."""
+        """Refuse a stack that makes no sense and name the remedy. This defence is part of the stack."""
 
     def rebuild(self, model: SplitModel) -> SplitModel:
-        """Change the architecture, before optimisers exist."""
+        """Change the architecture. No optimiser exists yet."""
         return model
 
     def attach(self, model: SplitModel) -> None:
-        """The model is what it will be, z's shape is known: build what depends on it, such as a proxy decoder."""
+        """Build what depends on the shape of z, such as a proxy decoder. All defences have rebuilt the model by now."""
 
-    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """What leaves the device: the same in train() and eval(). Never writes into z."""
-        return z
+    def reshape(self, model: SplitModel, state: Mapping[str, Tensor]) -> None:
+        """Give the model the shapes that it had when `state` of this defence was saved; a checkpoint is loaded next."""
+
+    def on_epoch(self, epoch: int, model: SplitModel) -> bool:
+        """Called before each epoch. True if it has replaced parameters of the model, so that optimisers must be made anew."""
+        return False
 
     def clean(self, z: Tensor, x: Tensor) -> Tensor:
-        """What `send` adds its Gaussian noise to: z, unless the defence changes it first, as by clipping."""
+        """What `send` adds its noise to: z itself, unless the defence changes z first, as by clipping."""
+        return z
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """What leaves the device, in training and in service. It is the same in train() and eval(), and z is not written to."""
         return z
 
     def penalty(self, batch: Batch) -> Tensor | None:
-        """A term of the task loss."""
+        """A term that is added to the task loss."""
         return None
 
     def inner_step(self, batch: Batch) -> None:
-        """Work of the defence's own after each step, such as training a proxy decoder."""
-
-    def on_epoch(self, epoch: int, model: SplitModel) -> bool:
-        """Called before each epoch; true if it has replaced parameters of the model, so that optimisers must be made anew."""
-        return False
-
-    def reshape(self, model: SplitModel, state: Mapping[str, Tensor]) -> None:
-        """Before a checkpoint is loaded: bring the model to the shapes it had when this defence's `state` was saved."""
+        """Called after each step of the task, for training of its own, such as that of a proxy decoder."""
 
     def deploy(self) -> None:
-        """Training is over: from here on it sends what it would send in service."""
-
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Its parameters that the task loss trains; not those that it trains itself in `inner_step`, as a proxy decoder's."""
-        return []
+        """Training is over: from now on it sends what it would send in service."""
 
     def report(self) -> dict[str, Any]:
-        """Facts for summary.json, such as what is guaranteed, about what was sent since `deploy`. May wait for the device."""
+        """Facts for summary.json about what was sent since `deploy`, such as a guarantee. The host may wait for the device."""
         return {}
 
-    @property
-    def acted(self) -> bool | None:
-        """Whether it has done anything in training, where it knows; None to be judged by what it does now."""
-        return None
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of its own; their state is part of a checkpoint."""
-        return []
+    def acts(self, batch: Batch, generator: torch.Generator) -> bool:
+        """True if it does anything: it changes the architecture, it changes z, or its penalty has a gradient at z."""
+        if type(self).rebuild is not Defence.rebuild or not torch.equal(
+            self.send(batch.z, batch.x, generator), batch.z
+        ):
+            return True
+        with torch.enable_grad():
+            z = batch.z.detach().requires_grad_()
+            penalty = self.penalty(batch._replace(z=z, sent=z))
+            if penalty is None or not penalty.requires_grad:
+                return False
+            (pull,) = torch.autograd.grad(penalty, z, allow_unused=True)
+        return pull is not None and bool(pull.ne(0).any())
 
     @property
     def attack_hints(self) -> AttackHints:
+        """How it should be attacked."""
         return AttackHints()
 
 

@@ -1,12 +1,12 @@
-"""adversarial_noise: a step of the sign of the proxy decoder's gradient, against what it could rebuild.
+"""adversarial_noise: z is shifted by the sign of a proxy decoder's gradient, so that the decoder rebuilds less.
 
     z' = z - epsilon * sign( d/dz likeness(G(z), x) )
 
 G is the proxy decoder of the defence `adversarial`, which must stand in the same stack; likeness is SSIM. The device holds x, so
-it can take the gradient itself, at the price of a decoder on the device. In training the step is taken as a constant: z' has
+it can take the gradient itself, at the price of a decoder on the device. In training the shift counts as a constant: z' has
 z's gradient.
 
-Known failure: a bounded shift that is the same for the same x. A decoder that is trained on z' learns to undo most of it.
+Known failure: the shift is bounded, and the same for the same x. A decoder that is trained on z' learns to undo most of it.
 """
 
 from collections.abc import Sequence
@@ -19,27 +19,23 @@ from splitveil.cut_by_fx import in_mode
 from splitveil.defences import AttackHints, Defence
 from splitveil.defences.adversarial import Adversarial
 from splitveil.metrics.image import ssim
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 
 
 @dataclass(frozen=True)
 class Config:
-    epsilon: float = 0.1
+    epsilon: float = option(0.1, above=0)
     """Size of the step in each entry of z."""
 
 
 @DEFENCES.register("adversarial_noise", Config)
-class AdversarialNoise(Defence):
+class AdversarialNoise(Defence[Config]):
     """Shifts z against the gradient of a proxy decoder."""
 
     reads_x = True
 
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        if not 0 < epsilon < float("inf"):
-            raise UserError(f"adversarial_noise: epsilon is {epsilon}, must be above 0")
-        self.epsilon = epsilon
-        self.adversaries: tuple[Adversarial, ...] = ()  # in a tuple: the proxy's state belongs to that defence
+    adversaries: tuple[Adversarial, ...] = ()  # in a tuple, so that their state is not this defence's too
 
     def check(self, stack: Sequence[Defence]) -> None:
         self.adversaries = tuple(defence for defence in stack if isinstance(defence, Adversarial))
@@ -51,8 +47,8 @@ class AdversarialNoise(Defence):
         with torch.enable_grad(), in_mode(proxy, False):  # the same step in training and in service
             own = z.detach().float().requires_grad_()
             (gradient,) = torch.autograd.grad(ssim(proxy.guess(own), x.float()).sum(), own)
-        return z - (self.epsilon * gradient.sign()).to(z.dtype)
+        return z - (self.config.epsilon * gradient.sign()).to(z.dtype)
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(stand_in="identity", side_information={"epsilon": self.epsilon})
+        return AttackHints(stand_in="identity", side_information={"epsilon": self.config.epsilon})

@@ -6,52 +6,49 @@ No ReLU in between ("noRELU_C8S1"): z may be negative, unless `sigmoid` bounds i
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from splitveil.defences import Defence
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)
 class Config:
-    channels: int = 8
+    channels: int = option(8, at_least=1)
     """Channels that are sent."""
-    kernel: int = 3
-    """Size of both convolutions; odd."""
+    kernel: int = option(3, at_least=1, odd=True, remedy="take 1 or 3")
+    """Size of both convolutions."""
     sigmoid: bool = False
     """Bound z to (0, 1) before it is sent (`vgg11_bn_sgm` in the reference code)."""
 
 
 @DEFENCES.register("bottleneck", Config)
-class Bottleneck(Defence):
+class Bottleneck(Defence[Config]):
     """Sends few channels: a convolution down before the cut and one up after it."""
 
-    makes_z = True
-
-    def __init__(self, channels: int, kernel: int, sigmoid: bool) -> None:
-        super().__init__()
-        if channels < 1:
-            raise UserError(f"bottleneck: channels is {channels}, must be at least 1")
-        if kernel < 1 or kernel % 2 == 0:
-            raise UserError(f"bottleneck: kernel is {kernel}, must be odd, such as 1 or 3")
-        self.channels, self.kernel, self.sigmoid = channels, kernel, sigmoid
+    def check(self, stack: Sequence[Defence]) -> None:
+        count = sum(isinstance(defence, Bottleneck) for defence in stack)
+        if count > 1:
+            raise UserError(f"bottleneck: the stack has {count} of them, and each decides what z is; keep one")
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         if len(model.z_shape) != 3:
             raise UserError(
                 f"bottleneck needs z of shape [c, h, w], this cut has {list(model.z_shape)}; cut at a convolution"
             )
-        c, h, w = model.z_shape
-        narrow: list[nn.Module] = [nn.Conv2d(c, self.channels, self.kernel, padding=self.kernel // 2)]
-        if self.sigmoid:
+        (c, h, w), channels, kernel = model.z_shape, self.config.channels, self.config.kernel
+        narrow: list[nn.Module] = [nn.Conv2d(c, channels, kernel, padding=kernel // 2)]
+        if self.config.sigmoid:
             narrow.append(nn.Sigmoid())
-        widen = nn.Conv2d(self.channels, c, self.kernel, padding=self.kernel // 2)
+        widen = nn.Conv2d(channels, c, kernel, padding=kernel // 2)
         weights = next(model.parameters(), torch.empty(0))
         narrow, widen = [layer.to(weights) for layer in narrow], widen.to(weights)  # same device, same precision
         edge = nn.Sequential(OrderedDict(inner=model.edge, narrow=nn.Sequential(*narrow)))
         cloud = nn.Sequential(OrderedDict(widen=widen, inner=model.cloud))
-        return SplitModel(edge, cloud, (self.channels, h, w), model.x_shape)
+        return SplitModel(edge, cloud, (channels, h, w), model.x_shape)

@@ -5,9 +5,9 @@
     z, z', m      [b, *z_shape]
     p             probability of being lost
 
-Unlike nn.Dropout it never looks at train() or eval(): what the cloud was trained on is what is sent. Survivors are scaled by
+Unlike nn.Dropout it does the same in train() and eval(): what the cloud was trained on is what is sent. Survivors are scaled by
 1 / (1 - p), as in nn.Dropout, so E[z'] = z and a cloud trained without dropout still fits. The scaling is known to everybody
-and protects nothing. Suggested: p 0.2; an edge learns around much more of it by spreading information over entries.
+and protects nothing. Suggested: p 0.2; against much more an edge learns to spread its information over many entries.
 
 Known failure: the zeros show the mask, so an attacker has (1 - p) of the entries exactly; after n releases of one x only p^n of
 them are missing. It is an erasure channel, not noise: there is no sigma and no rate bound.
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
-from splitveil.registry import DEFENCES, UserError
+from splitveil.options import option
+from splitveil.registry import DEFENCES
 
 
 @dataclass(frozen=True)
 class Config:
-    p: float = 0.2
-    """Probability with which an entry is zeroed, above 0 and below 1."""
+    p: float = option(0.2, above=0, below=1, remedy="for no dropout leave the defence out")
+    """Probability with which an entry is zeroed."""
 
 
 def drop(z: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
@@ -35,18 +36,13 @@ def drop(z: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
 
 
 @DEFENCES.register("dropout", Config)
-class Dropout(Defence):
+class Dropout(Defence[Config]):
     """Zeroes random entries of z, also at inference."""
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        if not 0 < p < 1:
-            raise UserError(f"dropout: p is {p}, must be above 0 and below 1; for no dropout leave the defence out")
-        self.p = p
-
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        return drop(z, self.p, generator)
+        return drop(z, self.config.p, generator)
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(random=True, mask="random", gain=1 / (1 - self.p), side_information={"p": self.p})
+        p = self.config.p
+        return AttackHints(random=True, mask="random", gain=1 / (1 - p), side_information={"p": p})

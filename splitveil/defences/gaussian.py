@@ -1,10 +1,10 @@
 """gaussian: additive noise at the cut, z' = z + sigma * N(0, I).
 
-The channel under which CEM's bound holds: I(x; z' | y) <= 1/2 log det(I + Cov_c / sigma^2). Fresh noise for every release, in
-training, evaluation, attack data and serving alike.
+CEM's bound holds for this channel: I(x; z' | y) <= 1/2 log det(I + Cov_c / sigma^2). Every release has fresh noise, in training,
+evaluation, attack data and serving alike.
 
-Known failure: whoever sees n releases of one x averages the noise down to sigma / sqrt(n) (repeat averaging); and
-noise alone is weak, because nothing stops the edge from making z large. CEM is what holds z down.
+Known failure: whoever sees n releases of one x averages the noise down to sigma / sqrt(n) (repeat averaging). And noise alone is
+weak, because nothing stops the edge from making z large; CEM is what keeps z small.
 """
 
 from dataclasses import dataclass

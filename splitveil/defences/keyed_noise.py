@@ -7,16 +7,17 @@
     key       secret of the device, from the environment variable SPLITVEIL_KEY: 16 bytes at least, in hex or as text
     z, z'     [b, *z_shape]
 
-To whoever has no key the noise of different x is independent and N(0, I), as that of `gaussian`, and the bound on one release is
-the same; but n releases of one x are one release. The key exists only from `deploy` on and only in memory: not in the state, the
-config, the hints or a run folder. Without the variable an own key is drawn for this process and forgotten with it.
+To whoever does not have the key, the noise of different x is independent and N(0, I), as that of `gaussian`, and the bound on
+one release is the same; but n releases of one x are one release. The key exists only from `deploy` on and only in memory: it is
+not in the state, the config, the hints or a run folder. If the variable is not set, a random key is drawn for this process and
+forgotten when it ends.
 
 Cost: pixels are hashed and noise is made on the CPU, so that every device sends the same; a batch of 256 images of 3 x 32 x 32
 with 512 entries of z took about 20 ms on one slow core. The host waits for the device; training does not take this path.
 
 Known failure: inputs that differ by one pixel step have fresh noise, so near-repeats (video, queries of one's own) average it
-down again; equal z' give away equal x; whoever has the key can subtract the noise; the same key with another edge (an update)
-sends the same noise on other features, and the difference of both is free of noise: new weights, new key.
+down again; equal z' give away equal x; whoever has the key can subtract the noise. After an update of the edge the same key
+sends the same noise on other features, and the difference of both is free of noise: new weights need a new key.
 """
 
 import os
@@ -32,16 +33,17 @@ from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
 from splitveil.defences.gaussian import add_noise
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 
 VARIABLE = "SPLITVEIL_KEY"
 SHORTEST = 16
-"""Bytes of a key: 128 bits cannot be tried out."""
+"""The fewest bytes of a key: nobody can try out all keys of 128 bits."""
 
 
 @dataclass(frozen=True)
 class Config:
-    sigma: float = 0.025
+    sigma: float = option(0.025, above=0, remedy="for no noise leave the defence out")
     """Standard deviation of the noise, in units of z; as for gaussian."""
 
 
@@ -64,7 +66,7 @@ class Key:
 
 
 def read_key(text: str) -> bytes:
-    """Hex where it is, else the text's own bytes."""
+    """The bytes that the text spells in hex, or if it is not hex the text's own bytes."""
     try:
         secret = bytes.fromhex(text)
     except ValueError:
@@ -78,7 +80,7 @@ def read_key(text: str) -> bytes:
 
 
 def normals(seed: bytes, count: int) -> np.ndarray:
-    """`count` standard normal numbers, a function of the seed: the hash gives uniform words, Box-Muller makes pairs of them."""
+    """`count` standard normal numbers as a function of the seed: the hash gives uniform words, Box-Muller turns pairs of them."""
     half = (count + 1) // 2
     uniform = (np.frombuffer(shake_128(seed).digest(8 * half), "<u4") + 0.5) / 2**32  # in (0, 1), float64
     radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * np.pi * uniform[half:]
@@ -86,8 +88,8 @@ def normals(seed: bytes, count: int) -> np.ndarray:
 
 
 def keyed_normals(key: Key, x: Tensor, z: Tensor) -> Tensor:
-    """Noise of z's shape, a function of the key and of each sample's pixels; on the CPU."""
-    # In numpy: the same code for every device, and no threads to wait for.
+    """Noise of z's shape as a function of the key and of each sample's pixels; on the CPU."""
+    # In numpy, because it is the same for every device and starts no threads.
     pixels = np.rint(np.clip(np.nan_to_num(x.detach().float().cpu().numpy()), 0, 1) * 255).astype(np.uint8)
     shapes = f"{tuple(x.shape[1:])}{tuple(z.shape[1:])}".encode()
     noise = [normals(key.digest(shapes + image.tobytes()), z[:1].numel()) for image in pixels]
@@ -95,14 +97,12 @@ def keyed_normals(key: Key, x: Tensor, z: Tensor) -> Tensor:
 
 
 @DEFENCES.register("keyed_noise", Config)
-class KeyedNoise(Defence):
+class KeyedNoise(Defence[Config]):
     """Adds Gaussian noise that a secret key and the input determine: repeats of one input do not average out."""
 
-    def __init__(self, sigma: float) -> None:
-        super().__init__()
-        if not 0 < sigma < float("inf"):
-            raise UserError(f"keyed_noise: sigma is {sigma}, must be above 0; for no noise leave the defence out")
-        self.sigma = self.noise_std = sigma
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.noise_std = config.sigma
         self._key: Key | None = None
 
     def check(self, stack: Sequence[Defence]) -> None:
@@ -128,11 +128,11 @@ class KeyedNoise(Defence):
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         if self._key is None:
-            return add_noise(z, self.sigma, generator)
-        return z + (self.sigma * keyed_normals(self._key, x, z)).to(z)
+            return add_noise(z, self.config.sigma, generator)
+        return z + (self.config.sigma * keyed_normals(self._key, x, z)).to(z)
 
     @property
     def attack_hints(self) -> AttackHints:
         fresh = self._key is None
         source = "fresh" if fresh else "a function of x and a key that the attacker does not have"
-        return AttackHints(fresh, "identity", side_information={"sigma": self.sigma, "noise": source})
+        return AttackHints(fresh, "identity", side_information={"sigma": self.config.sigma, "noise": source})

@@ -2,8 +2,8 @@
 
     z' = clip(z) + noise,      P[z' in S | x] <= e^epsilon P[z' in S | x~] + delta      for every S and every x, x~
 
-Local differential privacy (Kasiviswanathan et al., SIAM J. Comput. 2011) of one release, whatever the edge computes: only the
-clipping bounds how far two inputs can be apart (the sensitivity), so it comes first and is part of what is sent.
+This is local differential privacy (Kasiviswanathan et al., SIAM J. Comput. 2011) of one release. It holds whatever the edge
+computes: the clipping alone bounds how far apart two inputs can be (the sensitivity), so z is always clipped first.
 
     symbol        meaning                          norm                      box
     clip(z)       z, [b, *z_shape], of d entries   ||z||_p <= c              [0, c]^d
@@ -14,21 +14,21 @@ clipping bounds how far two inputs can be apart (the sensitivity), so it comes f
     gaussian      sigma = Delta / mu with the largest mu for which                      (Balle and Wang, ICML 2018, Theorem 8)
                   Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta
 
-n releases of one x: laplace n * epsilon (basic composition). Gaussian exactly: their mean is sufficient, so they are one release
-with sigma / sqrt(n); `report` solves the same condition for epsilon at the configured delta.
+n releases of one x have n * epsilon under laplace (basic composition). Under gaussian their mean is a sufficient statistic, so
+they are exactly one release with sigma / sqrt(n); `report` solves the same condition for epsilon at the configured delta.
 
 In bits: I(x; z') <= max_x KL(z' of x || noise around the middle of what clipping lets through), and nothing it lets through is
-farther than Delta / 2 from there. So n releases say at most n mu^2 / 8 nats, mu = Delta / sigma, under gaussian noise, and under
-laplace n (t - 1 + e^-t), t = epsilon / 2.
+farther than Delta / 2 from there. So n releases tell at most n mu^2 / 8 nats under gaussian noise, with mu = Delta / sigma, and
+at most n (t - 1 + e^-t) nats under laplace, with t = epsilon / 2.
 
-Deviations: entries that are not finite are sent as 0, counted, and end the training if they are more than 1 %; else a NaN on the
-wire would tell inputs apart. The literature often states epsilon for noise Lap(1 / epsilon) on each entry in [0, 1]: that is
-d * epsilon for the whole of z, and it is the whole of z that is sent.
-Suggested: gaussian, norm, epsilon 10 to 20. With box the noise grows with d: small cuts only.
+Deviations: entries that are not finite are sent as 0 and counted, because a NaN on the wire would tell inputs apart; if they are
+more than 1 %, the training ends. The literature often states epsilon for noise Lap(1 / epsilon) on each entry in [0, 1]: that is
+d * epsilon for the whole of z, and the whole of z is sent.
+Suggested: gaussian, norm, epsilon 10 to 20. With box the noise grows with d, so use it for small cuts only.
 
 Known failure: epsilon adds up over releases of one x; an epsilon of 10 says little by itself (e^10 = 22026); noise from floating
-point numbers keeps traces of z in its last bits (Mironov, CCS 2012); the weights, trained on other people's images, are not
-covered.
+point numbers keeps traces of z in its last bits (Mironov, CCS 2012); nothing is guaranteed to the people whose images trained the
+weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +41,7 @@ from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
 from splitveil.defences.gaussian import add_noise
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
@@ -49,14 +50,14 @@ from splitveil.split_model import SplitModel
 class Config:
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     """Kind of the noise: analytic Gaussian mechanism, (epsilon, delta), or Laplace, (epsilon, 0)."""
-    epsilon: float = 10.0
-    """Privacy loss of one release, above 0; smaller is more private."""
-    delta: float = 1e-5
-    """Probability with which epsilon may be exceeded, above 0 and below 1; gaussian only."""
+    epsilon: float = option(10.0, above=0, remedy="for no noise leave the defence out")
+    """Privacy loss of one release; smaller is more private."""
+    delta: float = option(1e-5, above=0, below=1, remedy="take well below one in the number of users")
+    """Probability with which epsilon may be exceeded; gaussian only."""
     clip: Literal["norm", "box"] = "norm"
     """Clip each sample's norm to `bound` (L2 for gaussian, L1 for laplace), or each entry to [0, bound]."""
-    bound: float = 1.0
-    """c of the clipping, above 0, in units of z; the noise grows in proportion."""
+    bound: float = option(1.0, above=0, remedy="for no noise leave the defence out")
+    """c of the clipping, in units of z; the noise grows in proportion."""
 
 
 def clip_norm(z: Tensor, bound: float, order: int) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def largest(holds: Callable[[float], bool]) -> float:
-    """The largest positive number up to which a condition holds, by bisection to the last bit; the condition holds there."""
+    """The largest positive number for which a condition holds, by bisection to the last bit. It must hold for all below."""
     low = high = 1.0
     while not holds(low):
         low /= 2
@@ -109,7 +110,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def nats_at_most(mechanism: str, mu: float) -> float:
-    """The KL divergence of two noises Delta / 2 apart, mu = Delta over sigma or scale: no release says more about x.
+    """The KL divergence of two noises that are Delta / 2 apart, with mu = Delta / sigma or Delta / scale. No release tells more.
 
     Laplace: sum_i f(t_i) with f(t) = t - 1 + e^-t and sum_i t_i = mu / 2; f is convex, f(0) = 0, so that is at most f(mu / 2).
     """
@@ -123,28 +124,22 @@ def add_laplace(z: Tensor, scale: float, generator: torch.Generator | None) -> T
 
 
 @DEFENCES.register("local_dp", Config)
-class LocalDP(Defence):
+class LocalDP(Defence[Config]):
     """Clips z and adds Laplace or Gaussian noise for local differential privacy."""
 
     seen: Tensor
     clipped: Tensor
     broken: Tensor
 
-    def __init__(self, mechanism: str, epsilon: float, delta: float, clip: str, bound: float) -> None:
-        super().__init__()
-        for name, value in {"epsilon": epsilon, "bound": bound}.items():
-            if not 0 < value < inf:
-                raise UserError(f"local_dp: {name} is {value}, must be above 0; for no noise leave the defence out")
-        if not 0 < delta < 1:
-            raise UserError(
-                f"local_dp: delta is {delta}, must be above 0 and below 1, well below one in the number of users"
-            )
-        self.mechanism, self.epsilon, self.delta, self.clip, self.bound = mechanism, epsilon, delta, clip, bound
-        self.mu = gaussian_mu(epsilon, delta) if mechanism == "gaussian" else epsilon  # Delta over sigma, or over scale
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.laplace = config.mechanism == "laplace"
+        # Delta / scale, or Delta / sigma
+        self.mu = config.epsilon if self.laplace else gaussian_mu(config.epsilon, config.delta)
         self.entries: int | None = None
-        if clip == "norm":
+        if config.clip == "norm":
             self._state_noise(1)  # does not depend on the number of entries
-        for name in ("seen", "clipped", "broken"):  # entries of z since the epoch began, or since deployment
+        for name in ("seen", "clipped", "broken"):  # count entries of z since the epoch began, or since `deploy`
             self.register_buffer(name, torch.zeros((), dtype=torch.int64))
 
     def check(self, stack: Sequence[Defence]) -> None:
@@ -160,20 +155,23 @@ class LocalDP(Defence):
         self._state_noise(self.entries)
 
     def _state_noise(self, entries: int) -> None:
-        if self.mechanism == "gaussian":
+        if not self.laplace:
             self.noise_std = self._scale(entries)
 
+    def _sensitivity(self, entries: int) -> float:
+        return sensitivity(self.config.mechanism, self.config.clip, self.config.bound, entries)
+
     def _scale(self, entries: int) -> float:
-        return sensitivity(self.mechanism, self.clip, self.bound, entries) / self.mu
+        return self._sensitivity(entries) / self.mu
 
     def _clipped(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The clipped entries in float32 at least, which of them (or whose samples) were outside, and which are finite."""
+        """The clipped entries in float32 at least, which of them (or whose samples) were outside, and which were finite."""
         wide = z.to(torch.promote_types(z.dtype, torch.float32))  # half precision would round the noise and the norm
         finite = wide.isfinite()
         wide = torch.where(finite, wide, 0.0)
-        if self.clip == "norm":
-            return *clip_norm(wide, self.bound, 1 if self.mechanism == "laplace" else 2), finite
-        return *clip_box(wide, self.bound), finite
+        if self.config.clip == "norm":
+            return *clip_norm(wide, self.config.bound, 1 if self.laplace else 2), finite
+        return *clip_box(wide, self.config.bound), finite
 
     def clean(self, z: Tensor, x: Tensor) -> Tensor:
         return self._clipped(z)[0].to(z.dtype)
@@ -183,7 +181,7 @@ class LocalDP(Defence):
         self.seen += z.numel()
         self.clipped += (outside | ~finite).sum()  # a sample over the norm counts with all its entries
         self.broken += (~finite).sum()
-        noisy = add_laplace if self.mechanism == "laplace" else add_noise
+        noisy = add_laplace if self.laplace else add_noise
         return noisy(inside, self._scale(z[:1].numel()), generator).to(z.dtype)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
@@ -191,7 +189,7 @@ class LocalDP(Defence):
         return False
 
     def deploy(self) -> None:
-        """Counts anew, after a look at what was counted."""
+        """Starts the counts anew. Refuses to go on if too many entries were not finite."""
         seen, broken = int(self.seen), int(self.broken)
         if broken > 0.01 * seen:
             raise UserError(
@@ -202,11 +200,12 @@ class LocalDP(Defence):
             counter.zero_()
 
     def report(self, releases: Sequence[int] = (1, 4, 16, 64)) -> dict[str, Any]:
-        """What is guaranteed for n releases of one x, by what noise, and how much was clipped; waits for the device."""
-        facts: dict[str, Any] = {"mechanism": self.mechanism, "clip": self.clip, "bound": self.bound}
-        if self.clip == "norm" or self.entries is not None:
-            facts["sensitivity"] = sensitivity(self.mechanism, self.clip, self.bound, self.entries or 1)
-            facts["scale" if self.mechanism == "laplace" else "sigma"] = self._scale(self.entries or 1)
+        """What is guaranteed for n releases of one x, by what noise, and how much was clipped. The host waits for the device."""
+        config = self.config
+        facts: dict[str, Any] = {"mechanism": config.mechanism, "clip": config.clip, "bound": config.bound}
+        if config.clip == "norm" or self.entries is not None:
+            facts["sensitivity"] = self._sensitivity(self.entries or 1)
+            facts["scale" if self.laplace else "sigma"] = self._scale(self.entries or 1)
         seen = int(self.seen)
         facts["clipping_rate"] = int(self.clipped) / seen if seen else None
         facts["not_finite_rate"] = int(self.broken) / seen if seen else None
@@ -215,11 +214,11 @@ class LocalDP(Defence):
     def _guarantee(self, n: int) -> dict[str, float]:
         if n < 1:
             raise UserError(f"local_dp: a guarantee for {n} releases was asked for, must be at least 1")
-        bits = n * nats_at_most(self.mechanism, self.mu) / log(2)
-        if self.mechanism == "laplace":
-            return {"releases": n, "epsilon": n * self.epsilon, "delta": 0.0, "bits": bits}
-        epsilon = gaussian_epsilon(self.mu * sqrt(n), self.delta)
-        return {"releases": n, "epsilon": epsilon, "delta": self.delta, "bits": bits}
+        bits = n * nats_at_most(self.config.mechanism, self.mu) / log(2)
+        if self.laplace:
+            return {"releases": n, "epsilon": n * self.config.epsilon, "delta": 0.0, "bits": bits}
+        delta = self.config.delta
+        return {"releases": n, "epsilon": gaussian_epsilon(self.mu * sqrt(n), delta), "delta": delta, "bits": bits}
 
     @property
     def attack_hints(self) -> AttackHints:

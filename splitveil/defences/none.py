@@ -12,5 +12,5 @@ class Config:
 
 
 @DEFENCES.register("none", Config)
-class Undefended(Defence):
+class Undefended(Defence[Config]):
     """Sends z as it is."""

@@ -4,15 +4,15 @@
     dCor^2  = dCov^2(x, z) / sqrt(dCov^2(x, x) dCov^2(z, z))        dCov^2(x, z) = 1/b^2 sum_ij A_ij B_ij
     A_ij    = a_ij - mean of row i - mean of column j + mean of all       a_ij = |x_i - x_j|, and B the same from z
 
-    x [b, c * h * w] inputs         A, B [b, b] double-centred distances         b images of the batch (of each process, its own)
+    x [b, c * h * w] inputs         A, B [b, b] double-centred distances         b images of the batch (of one process)
     z [b, d] what the edge made     alpha weight in the task loss
 
 The biased sample version (Székely et al., 2007): in [0, 1], 0 in the limit only for independence, 1 if z is x up to shift, scale
 and rotation. A batch without spread (one image, constant features) has dCor 0 and no gradient. Suggested: alpha 0.1 to 1.
 
-Known failure: it is bounded by alpha, and blind to what is small: information in directions with little variance costs nothing
-and a decoder reads it all the same, as nothing here adds noise. In small batches it is biased upwards: independent x and z of
-many dimensions have a dCor near 1 at b = 100, so the number is no measure of leakage.
+Known failure: the penalty is never above alpha, and it does not see what is small: information in directions with little variance
+costs nothing, and a decoder reads it all the same, because nothing here adds noise. In small batches it is biased upwards:
+independent x and z of many dimensions have a dCor near 1 at b = 100, so the number is no measure of leakage.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,17 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import Batch, Defence
-from splitveil.registry import DEFENCES, UserError
+from splitveil.options import option
+from splitveil.registry import DEFENCES
 
 SAME = 1e-6
-"""Two samples are one if their squared distance is this share of their squared norms: float32 does not resolve less."""
+"""Two samples count as equal if their squared distance is below this share of their squared norms: float32 resolves no less."""
 
 
 @dataclass(frozen=True)
 class Config:
-    alpha: float = 0.3
-    """Weight of the distance correlation in the task loss; above 0."""
+    alpha: float = option(0.3, above=0, remedy="for no penalty leave the defence out")
+    """Weight of the distance correlation in the task loss."""
 
 
 def squared_distances(samples: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def centred(matrix: Tensor) -> Tensor:
 
 
 def centred_distances(samples: Tensor) -> Tensor:
-    """A in units of the mean distance, which dCor does not depend on; so the unit needs no gradient."""
+    """A in units of the mean distance. dCor does not depend on the unit, so the unit needs no gradient."""
     distances = root(squared_distances(samples))
     unit = distances.detach().mean()
     return centred(distances / torch.where(unit > 0, unit, 1.0))
@@ -71,14 +72,8 @@ def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
 
 
 @DEFENCES.register("nopeek", Config)
-class NoPeek(Defence):
+class NoPeek(Defence[Config]):
     """Lowers the distance correlation of input and features."""
 
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        if not 0 < alpha < float("inf"):
-            raise UserError(f"nopeek: alpha is {alpha}, must be above 0; without it leave the defence out")
-        self.alpha = alpha
-
     def penalty(self, batch: Batch) -> Tensor:
-        return self.alpha * distance_correlation(batch.x, batch.z)
+        return self.config.alpha * distance_correlation(batch.x, batch.z)

@@ -1,42 +1,44 @@
 """pruning: fewer filters on the edge, cut out late in training (PATROL, Ding et al., WACV 2024).
 
     edge' = edge, then conv 3x3 c -> slim, BN, ReLU, conv 3x3 slim -> c           from the start
-    at epoch `at` each convolution of edge' whose output only feeds the next convolution loses its share `ratio` of filters, those
-    with the smallest L1 norm, together with the next one's inputs for them
+    Before epoch `at` each convolution of edge' whose output only feeds the next convolution loses the share `ratio` of its
+    filters, those with the smallest L1 norm, and the next convolution loses its inputs from them.
 
-The filters are gone, not zeroed: the model is smaller, exports as it is, and a checkpoint that was saved afterwards first gives
-the model its shapes, then its weights. The convolution that makes z keeps all its filters. Chains are found in nn.Sequential;
-where an edge is built otherwise, only the added layers are pruned. PATROL uses it with bottleneck and adversarial.
+The filters are gone, not zeroed: the model is smaller and can be exported as it is. A checkpoint that was saved afterwards first
+gives the model its shapes, then its weights. The convolution that makes z keeps all its filters. Chains are found in
+nn.Sequential; in an edge that is built otherwise, only the added layers are pruned. PATROL uses it with bottleneck and
+adversarial.
 
 Known failure: pruning alone removes little information; it is the training after it, against the decoder, that does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.defences import Defence
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 PASSES = (nn.BatchNorm2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Identity)
-"""Layers that treat each channel for itself."""
+"""Layers that handle each channel on its own."""
 
 
 @dataclass(frozen=True)
 class Config:
-    ratio: float = 0.05
+    ratio: float = option(0.05, above=0, below=1)
     """Share of the filters that is cut out."""
-    at: int = 180
-    """Epoch before which it happens; the reference trains 240."""
-    slim: int = 0
+    at: int = option(180, at_least=0)
+    """Epoch before which the filters are cut out; the reference code trains 240 epochs."""
+    slim: int = option(0, at_least=0)
     """Channels between the two added convolutions; 0 for half of z's."""
 
 
 def leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers in the order in which data passes, as far as nn.Sequential tells."""
+    """The layers in the order in which data passes them; what is not in an nn.Sequential counts as one layer."""
     if isinstance(module, nn.Sequential):
         for child in module:
             yield from leaves(child)
@@ -45,7 +47,7 @@ def leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def pairs(edge: nn.Module) -> list[tuple[nn.Conv2d, list[nn.BatchNorm2d], nn.Conv2d]]:
-    """Convolutions whose output goes to one other convolution and nowhere else, with what normalises it on the way."""
+    """Convolutions whose output goes to one other convolution and nowhere else, and the BatchNorms between them."""
     found, start, norms = [], None, []
     for layer in leaves(edge):
         if isinstance(layer, nn.Conv2d):
@@ -59,8 +61,8 @@ def pairs(edge: nn.Module) -> list[tuple[nn.Conv2d, list[nn.BatchNorm2d], nn.Con
     return found
 
 
-def weakest(conv: nn.Conv2d, ratio: float) -> Tensor:
-    """Indices of the filters that stay: all but that share with the smallest L1 norms, and at least one."""
+def strongest(conv: nn.Conv2d, ratio: float) -> Tensor:
+    """Indices of the filters that stay: all but the share `ratio` with the smallest L1 norms, and at least one."""
     count = conv.out_channels
     stay = max(1, count - max(1, round(ratio * count)))
     return conv.weight.detach().abs().sum((1, 2, 3)).argsort(descending=True, stable=True)[:stay].sort().values
@@ -68,7 +70,7 @@ def weakest(conv: nn.Conv2d, ratio: float) -> Tensor:
 
 @torch.no_grad()
 def cut(first: nn.Conv2d, norms: list[nn.BatchNorm2d], second: nn.Conv2d, kept: Tensor) -> None:
-    """Leaves only these filters of the first convolution, and the second's inputs for them."""
+    """Keep only these filters of the first convolution, and only the second's inputs from them."""
     first.weight = nn.Parameter(first.weight[kept].clone())
     if first.bias is not None:
         first.bias = nn.Parameter(first.bias[kept].clone())
@@ -83,18 +85,10 @@ def cut(first: nn.Conv2d, norms: list[nn.BatchNorm2d], second: nn.Conv2d, kept: 
 
 
 @DEFENCES.register("pruning", Config)
-class Pruning(Defence):
+class Pruning(Defence[Config]):
     """Adds a slim layer to the edge and cuts weak filters out of the edge late in training."""
 
-    def __init__(self, ratio: float, at: int, slim: int) -> None:
-        super().__init__()
-        if not 0 < ratio < 1:
-            raise UserError(f"pruning: ratio is {ratio}, must be between 0 and 1")
-        for name, value in {"at": at, "slim": slim}.items():
-            if value < 0:
-                raise UserError(f"pruning: {name} is {value}, must be 0 or more")
-        self.ratio, self.at, self.slim = ratio, at, slim
-        self.pruned = False
+    pruned = False
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         if len(model.z_shape) != 3:
@@ -102,7 +96,7 @@ class Pruning(Defence):
                 f"pruning needs z of shape [c, h, w], this cut has {list(model.z_shape)}; cut at a convolution"
             )
         c = model.z_shape[0]
-        slim = self.slim or max(1, c // 2)
+        slim = self.config.slim or max(1, c // 2)
         layers = [nn.Conv2d(c, slim, 3, padding=1), nn.BatchNorm2d(slim), nn.ReLU(), nn.Conv2d(slim, c, 3, padding=1)]
         like = next(model.parameters(), torch.empty(0))
         return SplitModel(
@@ -110,20 +104,18 @@ class Pruning(Defence):
         )
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
-        if self.pruned or epoch < self.at:
+        if self.pruned or epoch < self.config.at:
             return False
-        for i, (first, norms, second) in enumerate(pairs(model.edge)):
-            kept = weakest(first, self.ratio)
-            cut(first, norms, second, kept)
-            self.register_buffer(f"kept{i}", kept)
-        self.pruned = True
+        self._prune(model, lambda i, conv: strongest(conv, self.config.ratio))
         return True
 
     def reshape(self, model: SplitModel, state: Mapping[str, Tensor]) -> None:
-        if self.pruned or not state:
-            return
+        if state and not self.pruned:
+            self._prune(model, lambda i, conv: state[f"kept{i}"].to(conv.weight.device))
+
+    def _prune(self, model: SplitModel, keep: Callable[[int, nn.Conv2d], Tensor]) -> None:
         for i, (first, norms, second) in enumerate(pairs(model.edge)):
-            kept = state[f"kept{i}"].to(first.weight.device)
+            kept = keep(i, first)
             cut(first, norms, second, kept)
             self.register_buffer(f"kept{i}", kept)
         self.pruned = True

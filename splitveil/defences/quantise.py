@@ -9,7 +9,7 @@
     low, high        ends of the grid, both of them levels
 
 Subtractive dither (Schuchman 1964; Gray and Stockham, IEEE Trans. Inf. Theory 1993) needs u on the cloud's side, from a seed
-that both share; what is sent here is the value after subtraction, so the attacker is taken to know u as well.
+that both share; what is sent here is the value after subtraction, so we assume that the attacker knows u as well.
 The range is fixed by the config: one that follows the data would send different things in training and evaluation. z beyond the
 range is clamped, and NaN is passed on, so that a broken edge is noticed. Gradient: straight-through, 1 within the range and 0
 beyond (Bengio et al., 2013). Suggested: 8 bits to save bandwidth; 1 to 3 bits if it is to protect.
@@ -20,23 +20,23 @@ never more than `bits` bits an entry). A range that does not fit z costs accurac
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 
 
 @dataclass(frozen=True)
 class Config:
-    bits: int = 8
-    """Bits for each entry, 1 to 16."""
-    low: float = -4.0
+    bits: int = option(8, at_least=1, at_most=16, remedy="for more bits leave the defence out")
+    """Bits for each entry."""
+    low: float = option(-4.0)
     """Lower end of the grid, in units of z; with a sigmoid at the cut take 0."""
-    high: float = 4.0
+    high: float = option(4.0)
     """Upper end of the grid, above low; with a sigmoid at the cut take 1."""
     dither: Literal["none", "nonsubtractive", "subtractive"] = "nonsubtractive"
     """Noise before rounding: none, left in, or taken out again by the cloud."""
@@ -54,26 +54,21 @@ def quantise(z: Tensor, bits: int, low: float, high: float, dither: str, generat
 
 
 @DEFENCES.register("quantise", Config)
-class Quantise(Defence):
+class Quantise(Defence[Config]):
     """Rounds z to a few bits, with dither."""
 
-    def __init__(self, bits: int, low: float, high: float, dither: str) -> None:
-        super().__init__()
-        if not 1 <= bits <= 16:
-            raise UserError(f"quantise: bits is {bits}, must be from 1 to 16; for more leave the defence out")
-        if not (isfinite(low) and isfinite(high) and low < high):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        low, high = config.low, config.high
+        if low >= high:
             raise UserError(f"quantise: the range is {low} to {high}, low must be below high; -4 to 4 is a good start")
-        self.bits, self.low, self.high, self.dither = bits, low, high, dither
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))  # bfloat16 itself has 8 bits
-        return quantise(wide, self.bits, self.low, self.high, self.dither, generator).to(z.dtype)
+        own, wide = self.config, z.to(torch.promote_types(z.dtype, torch.float32))  # bfloat16 itself has 8 bits
+        return quantise(wide, own.bits, own.low, own.high, own.dither, generator).to(z.dtype)
 
     @property
     def attack_hints(self) -> AttackHints:
-        random = self.dither != "none"
-        return AttackHints(
-            random=random,
-            stand_in="identity" if random else "itself",
-            side_information={"step": (self.high - self.low) / (2**self.bits - 1), "low": self.low, "high": self.high},
-        )
+        low, high, random = self.config.low, self.config.high, self.config.dither != "none"
+        grid = {"step": (high - low) / (2**self.config.bits - 1), "low": low, "high": high}
+        return AttackHints(random=random, stand_in="identity" if random else "itself", side_information=grid)

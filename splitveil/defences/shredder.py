@@ -1,21 +1,21 @@
 """shredder: a learned library of noise tensors behind a frozen edge (Shredder, Mireshghallah et al., ASPLOS 2020)
 
     z'      = z + n_k              k uniform in 1 … K, drawn anew for every image and release
-    penalty = -keep * 1/K sum_k |n_k|_1                      the task loss makes the noise harmless, this keeps it large
+    penalty = -keep * 1/K sum_k |n_k|_1                      keeps the noise large, while the task loss makes it harmless
 
     z [b, *z_shape] what the edge made     n [K, *z_shape] the library, at first Laplace noise of standard deviation `scale`
 
-Until epoch `freeze_after` edge and cloud learn the task with the library in place, as it was drawn. From then on the edge is
-frozen (weights and BatchNorm statistics) and the library and the cloud are trained on the task loss.
+Until epoch `freeze_after` edge and cloud learn the task under the library as it was drawn. From then on the edge is frozen
+(weights and BatchNorm statistics), and the library and the cloud are trained on the task loss.
 
 Where we deviate: in the paper the whole network is pre-trained without noise and stays as it is, and each tensor of the library
-is learned alone and apart ("self-supervised"), its `keep` lowered once the noise-to-signal ratio is reached. Here one run does
-it all: all tensors learn together, on the labels, the cloud goes on learning, and `keep` is constant. The task's weight decay
-acts on the library too: an entry that the task does not care for settles at |n| = keep / (K * weight decay).
+is learned on its own ("self-supervised"), with a `keep` that is lowered once the noise-to-signal ratio is reached. Here one run
+does it all: the tensors learn together and from the labels, the cloud goes on learning, and `keep` is constant. The task's weight
+decay acts on the library too: an entry that the task does not need settles at |n| = keep / (K * weight decay).
 
 Known failure: K tensors hide at most log2 K bits a release, 4.3 at K = 20: whoever knows the library, or learns it from queries,
-can try them all. Two releases of one x differ by n_j - n_k and tell both. No rate bound holds (`noise_std` is None). CEM has
-nobody to talk to once the edge is frozen; those steps are counted as inactive.
+can try them all. Two releases of one x differ by n_j - n_k, which tells both. No rate bound holds (`noise_std` is None). Once the
+edge is frozen, CEM cannot change z any more; those steps are counted as inactive.
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,21 @@ from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.defences.local_dp import add_laplace
-from splitveil.registry import DEFENCES, UserError
+from splitveil.options import option
+from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)
 class Config:
-    tensors: int = 20
-    """K, noise tensors in the library; at least 2."""
-    scale: float = 1.0
-    """Standard deviation of the noise that they start from, in units of z; above 0."""
-    keep: float = 0.01
-    """Weight of the mean L1 norm of the tensors, which is raised; 0 or more."""
-    freeze_after: int = 10
-    """Epochs that edge and cloud learn before the edge is frozen and the library learns; 0 or more."""
+    tensors: int = option(20, at_least=2, remedy="one alone is a constant shift")
+    """K, the number of noise tensors in the library."""
+    scale: float = option(1.0, above=0, remedy="about the spread of z is a good start")
+    """Standard deviation of the noise that they start from, in units of z."""
+    keep: float = option(0.01, at_least=0)
+    """Weight of the mean L1 norm of the tensors, which is raised."""
+    freeze_after: int = option(10, at_least=0)
+    """Epochs in which edge and cloud learn, before the edge is frozen and the library learns."""
 
 
 def laplace(shape: tuple[int, ...], std: float) -> Tensor:
@@ -59,7 +60,7 @@ def mean_norm(library: Tensor) -> Tensor:
 
 
 def freeze(edge: nn.Module) -> None:
-    """No gradient for its weights, and BatchNorm keeps the statistics that it has, also in train()."""
+    """Its weights get no gradient, and BatchNorm keeps the statistics that it has, also in train()."""
     edge.requires_grad_(False)
     for module in edge.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -67,32 +68,28 @@ def freeze(edge: nn.Module) -> None:
 
 
 @DEFENCES.register("shredder", Config)
-class Shredder(Defence):
-    """Adds one of a library of learned noise tensors, behind an edge that is frozen half-way."""
+class Shredder(Defence[Config]):
+    """Adds one of a library of learned noise tensors, behind an edge that is frozen during training."""
 
     frozen: Tensor
 
-    def __init__(self, tensors: int, scale: float, keep: float, freeze_after: int) -> None:
-        super().__init__()
-        if tensors < 2:
-            raise UserError(f"shredder: tensors is {tensors}, must be at least 2; one alone is a constant shift")
-        if not 0 < scale < float("inf"):
-            raise UserError(f"shredder: scale is {scale}, must be above 0; about the spread of z is a good start")
-        if not 0 <= keep < float("inf"):
-            raise UserError(f"shredder: keep is {keep}, must be 0 or more")
-        if freeze_after < 0:
-            raise UserError(f"shredder: freeze_after is {freeze_after}, must be 0 epochs or more")
-        self.tensors, self.scale, self.keep, self.freeze_after = tensors, scale, keep, freeze_after
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self.register_buffer("frozen", torch.zeros((), dtype=torch.uint8))
         self.library = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.learns = False  # `frozen` as the host knows it
+
+    @property
+    def learns(self) -> bool:
+        """True once the edge is frozen. Unlike the buffer `frozen` it can be asked without waiting for the device."""
+        return self.library.requires_grad
 
     def attach(self, model: SplitModel) -> None:
         like = next(model.parameters(), torch.empty(0))
-        self.library = nn.Parameter(laplace((self.tensors, *model.z_shape), self.scale).to(like), requires_grad=False)
+        noise = laplace((self.config.tensors, *model.z_shape), self.config.scale)
+        self.library = nn.Parameter(noise.to(like), requires_grad=False)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
-        if self.learns or epoch < self.freeze_after:
+        if self.learns or epoch < self.config.freeze_after:
             return False
         self._freeze(model)
         return True
@@ -105,16 +102,12 @@ class Shredder(Defence):
         freeze(model.edge)
         self.library.requires_grad_(True)
         self.frozen.fill_(1)
-        self.learns = True
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         return add_one_of(z, self.library, generator)
 
     def penalty(self, batch: Batch) -> Tensor | None:
-        return -self.keep * mean_norm(self.library) if self.learns else None
-
-    def task_parameters(self) -> list[nn.Parameter]:
-        return [self.library] if self.learns else []
+        return -self.config.keep * mean_norm(self.library) if self.learns else None
 
     @property
     def attack_hints(self) -> AttackHints:

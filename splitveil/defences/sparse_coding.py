@@ -1,4 +1,4 @@
-"""sparse_coding: features are sent as rebuilt from a sparse code (SCA, Dibbo et al., 2024; LCA, Rozell et al., 2008)
+"""sparse_coding: what is sent is rebuilt from a sparse code of the features (SCA, Dibbo et al., 2024; LCA, Rozell et al., 2008)
 
     u = argmin 1/2 |v - W'u|^2 + lam |u|_1 + alpha/2 |u|^2          z = W'u
     u <- soft(u + step (W v - (W W' + alpha) u), step * lam)        `iterations` times from u = 0 (ISTA)
@@ -7,16 +7,16 @@
     v [b, c, h, w] what the edge made so far     W convolution c -> k atoms, each of norm 1; W' its transpose, k -> c
     u [b, k, h, w] the code, k = atoms * c       z [b, c, h, w] what the edge makes now: its last layer is this one
 
-The dictionary W is learned from the task through the unrolled iterations and is part of the edge, so it is exported with it. The
-eigenvalue is found by power iteration at every pass. That finds it from below, but ISTA descends for any step below twice the
-one taken, and unit atoms keep a large dictionary from making `lam` small.
+The dictionary W is learned from the task through the unrolled iterations and is part of the edge, so it is exported with it.
+Power iteration finds the eigenvalue anew at every pass. It finds it from below, but ISTA descends for any step below twice the
+one taken. Atoms have norm 1, so that the edge cannot make `lam` small by a large dictionary.
 
 Where we deviate: SCA follows the membrane dynamics of LCA (leak, inhibition between atoms, threshold) in several layers, and
-passes codes on. One layer at the cut, ISTA, which has the same fixed points, and z = W'u, which keeps the shape of z for all
-that comes after. Suggested: lam 0.01 to 1, against the spread of v.
+passes codes on. We have one layer at the cut; ISTA, which has the same fixed points; and z = W'u, which keeps the shape of z for
+all that comes after. Suggested: lam 0.01 to 1 times the spread of v.
 
 Known failure: `lam` is in units of v, and nothing stops the edge from making v large: then the code is hardly sparse and z is v.
-Sparse in k atoms is not secret: a decoder learns the dictionary's images as those of any other layer.
+A sparse code is not secret: a decoder learns to read it as it learns to read any other layer.
 """
 
 from collections import OrderedDict
@@ -27,22 +27,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.defences import Defence
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)
 class Config:
-    lam: float = 0.01
-    """Price of the code's L1 norm, in units of z; 0 or more. 0 is least squares."""
-    iterations: int = 8
-    """Steps of ISTA; at least 1."""
-    atoms: float = 2.0
-    """Atoms for each channel of z; above 0."""
-    kernel: int = 3
-    """Size of an atom in pixels of z; odd."""
-    alpha: float = 0.0
-    """Price of half the code's squared L2 norm (elastic net); 0 or more."""
+    lam: float = option(0.01, at_least=0)
+    """Price of the code's L1 norm, in units of z. 0 is least squares."""
+    iterations: int = option(8, at_least=1, remedy="8 is a good start")
+    """Steps of ISTA."""
+    atoms: float = option(2.0, above=0, remedy="2 is twice as many as channels")
+    """Atoms for each channel of z."""
+    kernel: int = option(3, at_least=1, odd=True, remedy="take 1 or 3")
+    """Size of an atom in pixels of z."""
+    alpha: float = option(0.0, at_least=0)
+    """Price of half the code's squared L2 norm (elastic net)."""
 
 
 POWER_ITERATIONS = 8
@@ -64,13 +65,13 @@ def unit_atoms(W: Tensor) -> Tensor:
 
 
 def soft(a: Tensor, threshold: Tensor | float) -> Tensor:
-    """sign(a) max(0, |a| - threshold); exactly 0 within."""
+    """sign(a) max(0, |a| - threshold); exactly 0 where |a| is below the threshold."""
     return a.sign() * (a.abs() - threshold).clamp_min(0)
 
 
 @torch.no_grad()
 def largest_eigenvalue(W: Tensor, start: Tensor, rounds: int = POWER_ITERATIONS) -> Tensor:
-    """Of W W' (and of W'W), by power iteration from `start` [1, c, h, w]; never above the true one."""
+    """The largest eigenvalue of W W' (and of W'W), by power iteration from `start` [1, c, h, w]; never above the true one."""
     v = start
     for _ in range(rounds):
         v = synthesise(analyse(v, W), W)
@@ -111,29 +112,18 @@ class SparseCode(nn.Module):
 
 
 @DEFENCES.register("sparse_coding", Config)
-class SparseCoding(Defence):
+class SparseCoding(Defence[Config]):
     """Sends features as a learned dictionary rebuilds them from a sparse code."""
-
-    def __init__(self, lam: float, iterations: int, atoms: float, kernel: int, alpha: float) -> None:
-        super().__init__()
-        for name, value in {"lam": lam, "alpha": alpha}.items():
-            if not 0 <= value < float("inf"):
-                raise UserError(f"sparse_coding: {name} is {value}, must be 0 or more")
-        if iterations < 1:
-            raise UserError(f"sparse_coding: iterations is {iterations}, must be at least 1; 8 is a good start")
-        if not 0 < atoms < float("inf"):
-            raise UserError(f"sparse_coding: atoms is {atoms}, must be above 0; 2 is twice as many as channels")
-        if kernel < 1 or kernel % 2 == 0:
-            raise UserError(f"sparse_coding: kernel is {kernel}, must be odd, such as 1 or 3")
-        self.lam, self.iterations, self.atoms, self.kernel, self.alpha = lam, iterations, atoms, kernel, alpha
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         if len(model.z_shape) != 3:
             raise UserError(
                 f"sparse_coding needs z of shape [c, h, w], this cut has {list(model.z_shape)}; cut at a convolution"
             )
-        z_shape, atoms = tuple(model.z_shape), max(1, round(self.atoms * model.z_shape[0]))
-        layer = SparseCode(z_shape, atoms, self.kernel, self.lam, self.alpha, self.iterations)
+        own, z_shape = self.config, tuple(model.z_shape)
+        layer = SparseCode(
+            z_shape, max(1, round(own.atoms * z_shape[0])), own.kernel, own.lam, own.alpha, own.iterations
+        )
         layer = layer.to(next(model.parameters(), torch.empty(0)))
         edge = nn.Sequential(OrderedDict(inner=model.edge, code=layer))
         return SplitModel(edge, model.cloud, z_shape, model.x_shape)

@@ -5,12 +5,12 @@
     z, z'         [b, d] after flattening
     drop          share of the entries that is zeroed
 
-Per sample: an image's features do not depend on what else is in the batch (the reference code takes one threshold over the
-batch, so that they do). Of entries of the same magnitude those that come first are dropped, on every device alike; NaN counts as
-largest and is sent. The gradient is that of the kept entries. Suggested: drop 0.5.
+Each sample has its own threshold, so that what is sent of an image does not depend on the rest of the batch (the reference code
+has one threshold for the batch). Of entries of the same magnitude those that come first are dropped, on every device alike. NaN
+counts as largest and is sent. The gradient is that of the kept entries. Suggested: drop 0.5.
 
-Known failure: it is deterministic, the large entries carry most of the image, and which entries survived is information
-too. After a ReLU half of z may be zero anyway: then it changes little or nothing, and `evaluate` raises a flag if nothing.
+Known failure: it is deterministic, the large entries carry most of the image, and which entries survived is information too.
+After a ReLU half of z may be zero anyway: then it changes little; if it changes nothing, `evaluate` raises a flag.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
+from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 
 @dataclass(frozen=True)
 class Config:
-    drop: float = 0.5
-    """Share of the entries of each sample that is zeroed, above 0 and below 1."""
+    drop: float = option(0.5, above=0, below=1, remedy="to send all leave the defence out")
+    """Share of the entries of each sample that is zeroed."""
 
 
 def keep_largest(z: Tensor, dropped: int) -> Tensor:
@@ -38,29 +39,23 @@ def keep_largest(z: Tensor, dropped: int) -> Tensor:
 
 
 @DEFENCES.register("topk", Config)
-class TopK(Defence):
+class TopK(Defence[Config]):
     """Sends the largest entries of each sample and zeroes the rest."""
-
-    def __init__(self, drop: float) -> None:
-        super().__init__()
-        if not 0 < drop < 1:
-            raise UserError(f"topk: drop is {drop}, must be above 0 and below 1; to send all leave the defence out")
-        self.drop = drop
 
     def attach(self, model: SplitModel) -> None:
         entries = model.z_shape.numel()
         if not 0 < self._dropped(entries) < entries:
             raise UserError(
-                f"topk: drop is {self.drop}, which is {self._dropped(entries)} of the {entries} entries of z; "
+                f"topk: drop is {self.config.drop}, which is {self._dropped(entries)} of the {entries} entries of z; "
                 f"must be from {1 / entries:.2g} to {1 - 1 / entries:.2g}"
             )
 
     def _dropped(self, entries: int) -> int:
-        return round(self.drop * entries)
+        return round(self.config.drop * entries)
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         return keep_largest(z, self._dropped(z[:1].numel()))
 
     @property
     def attack_hints(self) -> AttackHints:
-        return AttackHints(mask="smallest", side_information={"drop": self.drop})
+        return AttackHints(mask="smallest", side_information={"drop": self.config.drop})

@@ -6,10 +6,10 @@
 
     z [b, *z_shape] what the edge made: the mean     v [b, *z_shape] log-variance, in [-10, 4]     beta weight in the task loss
 
-Where we deviate: the paper's encoder puts out mean and variance side by side. Here the edge makes the mean alone, so that z and
+Where we deviate: the paper's encoder gives mean and variance side by side. Here the edge makes the mean alone, so that z and
 its shape stay what CEM and the attacks know, and the log-variance is a linear map of it (1 x 1 over channels), which the task
-loss trains and which is part of the channel. It starts at exp(-1) = 0.37 everywhere. The noise stays on in service, as a channel
-must. Suggested: beta 1e-4 to 1e-2; the KL sums over all entries of z, so large cuts want less.
+loss trains and which is part of the channel. The noise starts at exp(-1) = 0.37 everywhere, and it stays on in service, as in
+every channel. Suggested: beta 1e-4 to 1e-2; the KL sums over all entries of z, so a large cut needs a smaller beta.
 
 Known failure: the noise depends on the input, so `noise_std` is None and no rate bound is claimed: `bits` stays empty. The KL
 bounds the *mean* over training images, not the leak of one image; entries that the task needs get large means and little noise.
@@ -22,17 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.registry import DEFENCES, UserError
+from splitveil.options import option
+from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
 
 LOG_VARIANCE = (-10.0, 4.0)
-"""Standard deviations between 0.007 and 7.4: outside, KL or noise would run away in a few steps."""
+"""Standard deviations between 0.007 and 7.4: beyond them KL or noise would diverge within a few steps."""
 
 
 @dataclass(frozen=True)
 class Config:
-    beta: float = 1e-3
-    """Weight of the KL divergence, in nats an image, in the task loss; above 0."""
+    beta: float = option(1e-3, above=0, remedy="1e-3 is a good start")
+    """Weight in the task loss of the KL divergence, in nats an image."""
 
 
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -63,21 +64,18 @@ class Head(nn.Linear):
 
 
 @DEFENCES.register("vib", Config)
-class VIB(Defence):
+class VIB(Defence[Config]):
     """Sends a draw from a learned Gaussian around z, and pays for its divergence from pure noise."""
 
-    def __init__(self, beta: float) -> None:
-        super().__init__()
-        if not 0 < beta < float("inf"):
-            raise UserError(f"vib: beta is {beta}, must be above 0; 1e-3 is a good start")
-        self.beta = beta
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self.head: nn.Module = nn.Identity()
 
     def attach(self, model: SplitModel) -> None:
         self.head = Head(model.z_shape).to(next(model.parameters(), torch.empty(0)))
 
     def log_variance(self, z: Tensor) -> Tensor:
-        """In the head's own precision, also under autocast: exp of it is the noise."""
+        """What the head makes of z, in the head's own precision also under autocast, because the noise is its exponential."""
         with torch.autocast(z.device.type, enabled=False):
             return self.head(z.to(next(self.head.parameters()).dtype))
 
@@ -85,10 +83,7 @@ class VIB(Defence):
         return reparameterised(z, self.log_variance(z).to(z.dtype), generator)
 
     def penalty(self, batch: Batch) -> Tensor:
-        return self.beta * kl_to_standard_normal(batch.z, self.log_variance(batch.z)).mean()
-
-    def task_parameters(self) -> list[nn.Parameter]:
-        return list(self.head.parameters())
+        return self.config.beta * kl_to_standard_normal(batch.z, self.log_variance(batch.z)).mean()
 
     @property
     def attack_hints(self) -> AttackHints:

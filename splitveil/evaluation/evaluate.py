@@ -56,23 +56,6 @@ def ceiling_mse(auxiliary: DeviceImages, test: DeviceImages) -> float:
     return float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
 
 
-def acts(defence: Defence, batch: Batch, generator: torch.Generator) -> bool:
-    """Whether a defence does anything: changes z, changes the architecture, or pulls on z."""
-    if defence.acted is not None:
-        return defence.acted
-    if type(defence).rebuild is not Defence.rebuild:
-        return True
-    if not torch.equal(defence.send(batch.z, batch.x, generator), batch.z):
-        return True
-    with torch.enable_grad():
-        z = batch.z.detach().requires_grad_()
-        penalty = defence.penalty(batch._replace(z=z, sent=z))
-        if penalty is None or not penalty.requires_grad:
-            return False
-        (pull,) = torch.autograd.grad(penalty, z, allow_unused=True)
-    return pull is not None and bool(pull.ne(0).any())
-
-
 def which_act(names: list[str], parts: Parts, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:
     """Whether each defence of the channel acts on a batch of test images; `none` is not asked to."""
     x, y = next(test.in_order(64))
@@ -80,7 +63,7 @@ def which_act(names: list[str], parts: Parts, test: DeviceImages, generator: tor
         z = parts.model.edge(x)
     batch = Batch(x, z, parts.channel.send(z, x, generator), y)
     stack = [defence for defence in parts.channel.defences if isinstance(defence, Defence)]
-    return {name: acts(defence, batch, generator) for name, defence in zip(names, stack) if name != "none"}
+    return {name: defence.acts(batch, generator) for name, defence in zip(names, stack) if name != "none"}
 
 
 def finished_attacks(run: Run, weights: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

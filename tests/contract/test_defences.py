@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluation.evaluate import acts
 from splitveil.evaluation.run_attacks import load_parts
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel, cut_stages
@@ -153,7 +152,7 @@ def test_it_does_something_and_only_none_does_nothing(name: str) -> None:
     defence, model = make(name)
     z, x = features(model)
     batch = Batch(x, z, defence.send(z, x, seeded()), torch.arange(B) % 4)
-    assert acts(defence, batch, seeded()) == (name != "none")
+    assert defence.acts(batch, seeded()) == (name != "none")
 
 
 @every_defence
@@ -221,8 +220,8 @@ def test_it_can_be_described_and_misspelled_options_are_refused_with_the_right_s
 
 
 def stack_of(name: str) -> list[str]:
-    """Flags for a stack with this defence, on a bottleneck unless it makes z itself."""
-    names = [] if name == "none" or build(name, **OPTIONS.get(name, {})).makes_z else ["bottleneck"]
+    """Flags for a stack with this defence on a bottleneck."""
+    names = [] if name in ("none", "bottleneck") else ["bottleneck"]
     names += [COMPANIONS[name]] if name in COMPANIONS else []
     flags = ["--defences", ",".join([*names, name])]
     for i, own in enumerate([*names, name]):

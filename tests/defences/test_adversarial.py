@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,10 +88,13 @@ def test_the_decoder_warms_up_alone() -> None:
 
 def test_it_remembers_that_it_acted_when_nothing_pulls_any_more() -> None:
     defence, model = adversarial(target=-1.0)
-    assert defence.acted is None
-    defence.penalty(batch(model))
-    defence.target = 1.0
-    assert defence.acted
+    given = batch(model)
+    defence.config = replace(defence.config, target=1.0)
+    assert not defence.acts(given, torch.Generator())
+    defence.config = replace(defence.config, target=-1.0)
+    assert defence.acts(given, torch.Generator())
+    defence.config = replace(defence.config, target=1.0)
+    assert defence.acts(given, torch.Generator())
 
 
 @pytest.mark.parametrize("options", [{"alpha": 0.0}, {"lr": -1.0}, {"inner": 0}, {"warmup": -1}, {"width": 0}], ids=str)

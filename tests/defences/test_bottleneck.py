@@ -53,7 +53,7 @@ def test_its_weights_are_part_of_the_model_and_trained_with_it() -> None:
 
 @pytest.mark.parametrize("options", [{"channels": 0}, {"kernel": 2}, {"kernel": 0}, {"kernel": -1}])
 def test_impossible_sizes_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=f"bottleneck: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"defence 'bottleneck': {next(iter(options))} is"):
         defences.build("bottleneck", **options)
 
 

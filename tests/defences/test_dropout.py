@@ -53,5 +53,5 @@ def test_the_gradient_passes_through_the_entries_that_were_sent() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 1.0, -0.1, float("nan")])
 def test_a_probability_that_loses_nothing_or_all_is_refused(p: float) -> None:
-    with pytest.raises(UserError, match="dropout: p is"):
+    with pytest.raises(UserError, match="defence 'dropout': p is"):
         defences.build("dropout", p=p)

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 import torch
 
@@ -63,3 +65,8 @@ def test_its_sigma_is_the_one_under_which_the_rate_bound_is_computed() -> None:
 def test_noise_that_is_none_is_refused(sigma: float) -> None:
     with pytest.raises(UserError, match="defence 'gaussian': sigma is"):
         defences.build("gaussian", sigma=sigma)
+
+
+def test_a_defence_can_be_pickled_with_its_config() -> None:
+    defence = defences.build("gaussian", sigma=0.4)
+    assert pickle.loads(pickle.dumps(defence)).config == defence.config

@@ -109,7 +109,7 @@ def test_constant_single_and_repeated_features_have_a_finite_gradient(z: Tensor)
 
 @pytest.mark.parametrize("options", [{"lambda_x": -0.1}, {"lambda_y": float("nan")}, {"lambda_x": float("inf")}])
 def test_weights_that_are_none_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"hsic: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"defence 'hsic': {next(iter(options))} is"):
         defences.build("hsic", **options)
 
 

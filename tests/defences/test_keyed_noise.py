@@ -176,7 +176,7 @@ def test_a_batch_is_fast_enough_to_serve(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("sigma", [0.0, -0.1, float("inf"), float("nan")])
 def test_noise_that_is_none_is_refused(sigma: float) -> None:
-    with pytest.raises(UserError, match="keyed_noise: sigma is"):
+    with pytest.raises(UserError, match="defence 'keyed_noise': sigma is"):
         defences.build("keyed_noise", sigma=sigma)
 
 

@@ -133,5 +133,5 @@ def test_the_penalty_is_alpha_times_it_and_pulls_on_what_the_edge_made() -> None
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(alpha: float) -> None:
-    with pytest.raises(UserError, match="nopeek: alpha is"):
+    with pytest.raises(UserError, match="defence 'nopeek': alpha is"):
         defences.build("nopeek", alpha=alpha)

@@ -64,7 +64,7 @@ def test_whoever_knows_the_library_is_left_with_as_many_candidates_as_there_are_
 def test_before_the_edge_is_frozen_the_library_is_as_it_was_drawn() -> None:
     defence, model = attached(freeze_after=2)
     assert [defence.on_epoch(epoch, model) for epoch in range(2)] == [False, False]
-    assert defence.task_parameters() == []
+    assert Channel([defence]).task_parameters() == []
     task_loss(model, defence, torch.rand(8, 3, 6, 6), seeded()).backward()
     assert defence.library.grad is None
     assert all(p.grad is not None for p in model.parameters())
@@ -76,7 +76,7 @@ def test_from_the_epoch_on_edge_and_its_statistics_stand_still_and_library_and_c
     assert [defence.on_epoch(epoch, model) for epoch in (2, 3)] == [True, False]  # optimisers are made anew once
     before = {name: tensor.clone() for name, tensor in model.edge.state_dict().items() if "num_batches" not in name}
     model.train()
-    trained = [p for p in (*model.parameters(), *defence.task_parameters()) if p.requires_grad]
+    trained = [p for p in (*model.parameters(), *Channel([defence]).task_parameters()) if p.requires_grad]
     optimizer, library = torch.optim.SGD(trained, 0.1), defence.library.detach().clone()
     z = model.edge(x)
     assert not z.requires_grad
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_a_frozen_run_is_opened_frozen() -> None:
     again.reshape(fresh, defence.state_dict())
     again.load_state_dict(defence.state_dict())
     assert not any(p.requires_grad for p in fresh.edge.parameters())
-    assert len(again.task_parameters()) == 1
+    assert len(Channel([again]).task_parameters()) == 1
     assert not again.on_epoch(1, fresh)
 
 
@@ -135,7 +135,7 @@ def test_the_penalty_is_minus_keep_times_the_mean_norm_of_the_tensors() -> None:
 def test_with_weight_decay_an_idle_entry_settles_where_the_docstring_says() -> None:
     defence, model = attached(keep=0.3, freeze_after=0, tensors=2, scale=0.01)
     defence.on_epoch(0, model)
-    optimizer = torch.optim.SGD(defence.task_parameters(), 0.5, weight_decay=0.1)
+    optimizer = torch.optim.SGD(Channel([defence]).task_parameters(), 0.5, weight_decay=0.1)
     for _ in range(200):
         optimizer.zero_grad()
         penalty = defence.penalty(Batch(*(torch.zeros(2),) * 4))
@@ -151,5 +151,5 @@ def test_with_weight_decay_an_idle_entry_settles_where_the_docstring_says() -> N
     "options", [{"tensors": 1}, {"scale": 0.0}, {"scale": float("nan")}, {"keep": -1.0}, {"freeze_after": -1}]
 )
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"shredder: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"defence 'shredder': {next(iter(options))} is"):
         defences.build("shredder", **options)

@@ -152,7 +152,7 @@ def test_training_and_evaluation_make_the_same_z() -> None:
     "options", [{"lam": -0.1}, {"lam": float("nan")}, {"alpha": -1.0}, {"iterations": 0}, {"atoms": 0.0}, {"kernel": 2}]
 )
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"sparse_coding: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"defence 'sparse_coding': {next(iter(options))} is"):
         defences.build("sparse_coding", **options)
 
 

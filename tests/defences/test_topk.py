@@ -53,7 +53,7 @@ def test_a_nan_is_sent_so_that_it_is_noticed() -> None:
 
 @pytest.mark.parametrize("drop", [0.0, 1.0, float("nan")])
 def test_a_share_of_nothing_or_all_is_refused(drop: float) -> None:
-    with pytest.raises(UserError, match="topk: drop is"):
+    with pytest.raises(UserError, match="defence 'topk': drop is"):
         defences.build("topk", drop=drop)
 
 

@@ -74,21 +74,21 @@ def test_the_divergence_pulls_on_the_edge_and_on_the_head() -> None:
     z = torch.randn(3, 5, 4, 4, requires_grad=True)
     defence.penalty(batch(z)).backward()
     assert z.grad is not None and z.grad.ne(0).all()
-    assert all(p.grad is not None and p.grad.any() for p in defence.task_parameters())
+    assert all(p.grad is not None and p.grad.any() for p in Channel([defence]).task_parameters())
 
 
 def test_the_gradient_of_the_task_reaches_the_head_through_the_noise() -> None:
     defence = attached()
     z = torch.randn(3, 5, 4, 4)
     defence.send(z, z, seeded()).square().sum().backward()
-    assert {id(p) for p in defence.task_parameters()} == {id(p) for p in defence.parameters()}
+    assert {id(p) for p in Channel([defence]).task_parameters()} == {id(p) for p in defence.parameters()}
     assert all(p.grad is not None and p.grad.any() for p in defence.parameters())
 
 
 def test_descending_the_penalty_alone_ends_in_pure_noise() -> None:
     defence = attached()
     z = torch.randn(8, 5, 4, 4, requires_grad=True)
-    optimizer = torch.optim.Adam([z, *defence.task_parameters()], 0.05)
+    optimizer = torch.optim.Adam([z, *Channel([defence]).task_parameters()], 0.05)
     for _ in range(300):
         optimizer.zero_grad()
         defence.penalty(batch(z)).backward()
@@ -119,5 +119,5 @@ def test_autocast_does_not_touch_the_precision_of_the_noise() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, -1e-3, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(beta: float) -> None:
-    with pytest.raises(UserError, match="vib: beta is"):
+    with pytest.raises(UserError, match="defence 'vib': beta is"):
         defences.build("vib", beta=beta)

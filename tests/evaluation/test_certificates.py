@@ -13,7 +13,7 @@ from scipy.stats import norm
 from splitveil.channel import Noisy
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
-from splitveil.defences.local_dp import LocalDP
+from splitveil.defences.local_dp import Config, LocalDP
 from splitveil.evaluation import certificates as bounds
 from splitveil.metrics.image import mse
 
@@ -153,7 +153,7 @@ def image_set(n: int, seed: int) -> DeviceImages:
 def test_a_channel_with_noise_and_a_guarantee_has_all_certificates_and_one_without_has_none() -> None:
     test, prior = image_set(40, 0), image_set(100, 1)
     clean = test.take(slice(None)).flatten(1)[:, :5]
-    defence = LocalDP("laplace", epsilon=1.0, delta=1e-5, clip="norm", bound=1.0)
+    defence = LocalDP(Config("laplace", epsilon=1.0))
     found = bounds.certificates([Noisy(clean, 0.5)], test, prior, [{}, defence.report((1, 4))], releases=(1, 16))
     kinds = {(row.name, row.unit, row.holds_for) for row in found}
     assert {("rate", "bits", 16), ("known set", "bits", 1), ("known set", "MSE", 1), ("paper", "MSE", 16)} <= kinds

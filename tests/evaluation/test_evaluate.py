@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splitveil.cli.arguments import parse
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluation.evaluate import acts, collapse_of, evaluate_run, wilson
+from splitveil.evaluation.evaluate import collapse_of, evaluate_run, wilson
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.training.run import train_run
 
@@ -52,7 +52,7 @@ class Silent(Defence):
 def test_a_defence_acts_if_it_changes_z_or_the_architecture_or_pulls_on_z(defence: Defence, expected: bool) -> None:
     x, z, y = torch.rand(8, 1, 16, 16), torch.randn(8, 2, 16, 16), torch.arange(8) % 3
     with torch.no_grad():
-        assert acts(defence, Batch(x, z, z.clone(), y), torch.Generator()) == expected
+        assert defence.acts(Batch(x, z, z.clone(), y), torch.Generator()) == expected
 
 
 def test_the_collapse_is_read_from_the_epochs_in_which_cem_acted() -> None:

@@ -1,15 +1,15 @@
-"""The proxy decoder: an attacker of the defence's own, trained beside the task to rebuild x from what is sent.
+"""The proxy decoder: a defence's own attacker, which is trained along with the task to rebuild x from what is sent.
 
     learn     phi  <-  Adam on  |G_phi(z') - x|^2
     guess     G_phi(z'), with a gradient for z' and none for phi
 
     z' [b, *z_shape] what is sent     x [b, c, h, w] in [0, 1]     G the decoder res N# C#, as the attacks use it; phi its weights
 
-Not a defence but a part of some (`adversarial`, `disco`), whose checkpoint holds its weights and its Adam. It computes in float32
-whatever the model does.
+It is no defence but a part of some (`adversarial`, `disco`). The channel finds it there and puts its weights and its Adam into
+the checkpoint. It computes in float32, whatever the model does.
 
-Known failure of all that train against it: an edge learns to defeat this decoder, not decoders as such. An attacker who trains
-his own, from these weights or afresh, gets more; so a defence hands the weights out in its `attack_hints`.
+Known failure of every defence that trains against it: the edge learns to defeat this decoder, not decoders as such. An attacker
+who trains one of his own gets more; that is why a defence hands out the proxy's weights in its `attack_hints`.
 """
 
 from functools import cached_property
@@ -24,7 +24,7 @@ from splitveil.split_model import SplitModel
 
 
 class Proxy(nn.Module):
-    """A decoder and its Adam; `attach` it once z's shape is known."""
+    """A decoder and its Adam. `attach` builds the decoder once the shape of z is known."""
 
     def __init__(self, blocks: int, width: int, lr: float) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Proxy(nn.Module):
 
     @cached_property
     def optimizer(self) -> torch.optim.Adam:
-        """Made when first asked for: by then the decoder lies on its device. On a GPU it can be captured in a CUDA graph."""
+        """Made when it is first asked for; by then the decoder is on its device. On a GPU it can be captured in a CUDA graph."""
         parameters = list(self.decoder.parameters())
         return torch.optim.Adam(parameters, self.lr, capturable=parameters[0].is_cuda)
 
     def guess(self, sent: Tensor) -> Tensor:
-        """[b, *z_shape] -> [b, c, h, w]; the gradient passes through the decoder and is not its own."""
+        """[b, *z_shape] -> [b, c, h, w]; the gradient passes through the decoder, whose own weights get none."""
         self.decoder.requires_grad_(False)
         try:
             return self.decoder(sent.float())
@@ -50,7 +50,7 @@ class Proxy(nn.Module):
             self.decoder.requires_grad_(True)
 
     def learn(self, sent: Tensor, x: Tensor) -> None:
-        """One step towards x; reaches the decoder and nothing else."""
+        """One step of Adam towards x, for the decoder and nothing else."""
         loss = F.mse_loss(self.decoder(sent.detach().float()), x)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
