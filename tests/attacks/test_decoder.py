@@ -12,7 +12,7 @@ from splitveil.attacks.decoder import Average, Decoder, distance, find_prototype
 from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.shared.fitting import held_out
 from splitveil.attacks.shared.inverse_network import join, loses_entries, pool
-from splitveil.attacks.shared.inverse_network import seen as seen_share
+from splitveil.attacks.shared.inverse_network import share_seen
 from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
@@ -137,7 +137,7 @@ def test_n_and_c_are_the_number_and_the_width_of_the_blocks() -> None:
     "options", [{"width": 0}, {"epochs": 0}, {"batch": 0}, {"blocks": -1}, {"lr": 0.0}, {"lr": -1.0}]
 )
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"decoder: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"decoder': {next(iter(options))} is"):
         attacks.build("decoder", **options)
 
 
@@ -245,7 +245,7 @@ def test_releases_are_averaged_and_where_zeros_show_a_mask_only_what_was_kept() 
     sent = torch.tensor([[[2.0, 0.0, 0.0], [4.0, 3.0, 0.0]]])
     assert pool(sent, kept=False).tolist() == [[3.0, 1.5, 0.0]]
     assert pool(sent, kept=True).tolist() == [[3.0, 3.0, 0.0]]
-    assert seen_share(sent).tolist() == [[1.0, 0.5, 0.0]]
+    assert share_seen(sent).tolist() == [[1.0, 0.5, 0.0]]
     assert loses_entries(Channel([defences.build("dropout")]).hints)
     assert not loses_entries(Channel([defences.build("gaussian"), defences.build("topk")]).hints)
 
@@ -363,7 +363,7 @@ def test_the_perceptual_loss_is_least_for_the_image_itself_and_can_be_learnt() -
 
 @pytest.mark.parametrize("options", [{"repeats": 0}, {"ema": 1.0}, {"prototypes": -1}, {"weight_decay": -1.0}])
 def test_impossible_adaptive_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"decoder: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"decoder': {next(iter(options))} is"):
         attacks.build("decoder", **options)
 
 

@@ -131,5 +131,5 @@ def test_the_noise_on_the_input_decays_to_nothing() -> None:
     "options", [{"steps": 0}, {"width": 0}, {"batch": 0}, {"noise": -1.0}, {"tv": -1.0}, {"lr": 0.0}]
 )
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"deep_prior: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"deep_prior': {next(iter(options))} is"):
         attacks.build("deep_prior", **options)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_a_seed_gives_the_same_images_again_and_another_seed_others() -> None:
 def test_more_samples_are_the_mean_of_reconstructions() -> None:
     attack, seen = built(epochs=1, samples=2, guidance=1.0).fit(access()), Observation(private()[:3].unsqueeze(1))
     both = attack.reconstruct(seen)
-    attack.samples = 1
+    attack.config = replace(attack.config, samples=1)
     assert (both - attack.reconstruct(seen)).abs().max() > 1e-3
 
 
@@ -258,10 +259,10 @@ def test_three_own_images_are_enough_to_start_with() -> None:
     ("options", "message"),
     [
         ({"steps": 0}, "steps is 0, must be at least 1"), ({"tune": 0}, "tune is 0"), ({"lr": 0.0}, "lr is 0.0, must be above"),
-        ({"guidance": -1.0}, "guidance is -1.0, must be 0 or more"), ({"polish": -1}, "polish is -1"),
-        ({"eta": 1.5}, "eta is 1.5, must be from 0 to 1"),
+        ({"guidance": -1.0}, "guidance is -1.0, must be at least 0"), ({"polish": -1}, "polish is -1"),
+        ({"eta": 1.5}, "eta is 1.5, must be at least 0 and at most 1"),
         ({"strength": 0.0}, "strength is 0.0, must be above 0"), ({"start": "image"}, "must be one of 'noise', 'decoder'"),
-        ({"start": "decoder", "decoder_width": 0}, "decoder: width is 0"),
+        ({"start": "decoder", "decoder_width": 0}, "decoder_width is 0"),
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from splitveil import attacks
 from splitveil.attacks.fora import Standard, mk_mmd, substitute
 from splitveil.attacks.gan import gradient_penalty
 from splitveil.attacks.shared import substitute_edge as shared
-from splitveil.attacks.shared.substitute_edge import settle
+from splitveil.attacks.shared.substitute_edge import adapt_batchnorm
 from splitveil.registry import UserError
 
 SMALL: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_features_that_are_never_negative_are_imitated_by_such() -> None:
 
 def test_a_settled_net_has_the_statistics_of_what_it_will_meet() -> None:
     net, z = nn.Sequential(nn.BatchNorm2d(2)), 5 + 3 * torch.randn(1000, 2, 4, 4)
-    settle(net, z)
+    adapt_batchnorm(net, z)
     assert not net.training
     torch.testing.assert_close(net[0].running_mean, z.mean((0, 2, 3)))
     torch.testing.assert_close(net[0].running_var, z.var((0, 2, 3)), rtol=0.01, atol=0)
@@ -163,5 +163,5 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
      {"mmd": 1.1}, {"mmd": -0.1}, {"penalty": -1.0}, {"substitute_lr": 0.0}, {"critic_lr": 0.0}, {"lr": 0.0}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"fora: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"fora': {next(iter(options))} is"):
         attacks.build("fora", **options)

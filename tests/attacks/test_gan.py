@@ -81,5 +81,5 @@ def test_the_penalty_of_a_linear_critic_is_its_slope_against_one_and_can_be_diff
     "options", [{"critic_steps": 0}, {"critic_width": 0}, {"lr": 0.0}, {"critic_lr": -1.0}, {"weight": -1.0}, {"epochs": 0}]
 )  # fmt: skip
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"gan: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"gan': {next(iter(options))} is"):
         attacks.build("gan", **options)

@@ -60,5 +60,5 @@ def test_the_nearest_row_is_that_of_the_least_distance_over_what_counts() -> Non
 
 @pytest.mark.parametrize("option", ["passes", "repeats"])
 def test_none_is_refused(option: str) -> None:
-    with pytest.raises(UserError, match=f"nearest: {option} is 0"):
+    with pytest.raises(UserError, match=f"nearest': {option} is 0"):
         attacks.build("nearest", **{option: 0})

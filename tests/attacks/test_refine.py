@@ -117,5 +117,5 @@ def test_a_tenth_is_held_out_and_no_image_is_lost(n: int) -> None:
     [{"steps": -1}, {"draws": -1}, {"own": 0}, {"prior": -1.0}, {"tv": -1.0}, {"lr": 0.0}, {"decoder_lr": 0.0}],
 )
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"refine: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"refine': {next(iter(options))} is"):
         attacks.build("refine", **options)

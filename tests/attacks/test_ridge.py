@@ -152,5 +152,5 @@ def test_constant_features_are_answered_with_the_mean_image() -> None:
 
 
 def test_no_pass_is_refused() -> None:
-    with pytest.raises(UserError, match="ridge: passes is 0"):
+    with pytest.raises(UserError, match="ridge': passes is 0"):
         attacks.build("ridge", passes=0)

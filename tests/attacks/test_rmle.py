@@ -155,5 +155,5 @@ def test_behind_a_nonlinear_edge_with_noise_it_beats_the_linear_inverse() -> Non
     "options", [{"steps": 0}, {"restarts": 0}, {"own": 0}, {"lr": 0.0}, {"tv": -1.0}, {"prior": float("inf")}]
 )
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"rmle: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"rmle': {next(iter(options))} is"):
         attacks.build("rmle", **options)

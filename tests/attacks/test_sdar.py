@@ -99,5 +99,5 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
      {"feature_critic_lr": -1.0}, {"image_critic_lr": -1.0}, {"lambda1": -0.1}, {"lambda2": float("nan")}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"sdar: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"sdar': {next(iter(options))} is"):
         attacks.build("sdar", **options)

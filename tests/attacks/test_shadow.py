@@ -8,7 +8,7 @@ from on_device import nobody_waits
 from torch import nn
 
 from splitveil import attacks
-from splitveil.attacks.shadow import Shadow, through_cloud
+from splitveil.attacks.shadow import through_cloud
 from splitveil.attacks.shared import substitute_edge as substitute
 from splitveil.attacks.shared.image_descent import total_variation
 from splitveil.attacks.shared.substitute_edge import critic, distance
@@ -67,7 +67,7 @@ def test_a_critic_gives_one_number_for_features_of_any_shape(shape: tuple[int, .
 
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack = Shadow(0, 1, 1e-3, "network", 0, 4, 1, 8, 1e-3, 1, 0.1, 0.0)
+    attack = attacks.build("shadow", **SMALL)
     access = on_meta(attack)
 
     def twice(step: Any, *_: Any, terms: int = 1, **__: Any) -> list[list[float]]:
@@ -87,7 +87,7 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
      {"lr": -1.0}, {"step_lr": 0.0}, {"tv": -1.0}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"shadow: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"shadow': {next(iter(options))} is"):
         attacks.build("shadow", **options)
 
 

@@ -65,5 +65,5 @@ def test_an_image_depends_on_its_own_features_alone() -> None:
      {"clone_lr": 0.0}, {"tv": -1.0}, {"l2": -1.0}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"unsplit: {next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"unsplit': {next(iter(options))} is"):
         attacks.build("unsplit", **options)
