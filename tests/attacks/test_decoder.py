@@ -11,8 +11,7 @@ from splitveil import attacks, defences
 from splitveil.attacks.decoder import Average, Decoder, distance, find_prototypes, size_of
 from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.shared.fitting import held_out
-from splitveil.attacks.shared.inverse_network import join, loses_entries, pool
-from splitveil.attacks.shared.inverse_network import share_seen
+from splitveil.attacks.shared.inverse_network import join, loses_entries, pool, share_seen
 from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
