@@ -231,6 +231,8 @@ def spied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
     ATTACKS.register("spy", AttackConfig)(Spy)
     monkeypatch.setattr(Spy, "found", [])
     monkeypatch.setattr(Spy, "walked", [])
+    monkeypatch.setattr("splitveil.evaluation.judge_network.STEPS", 1)  # the judge may be as bad as it likes
+    monkeypatch.setattr("splitveil.evaluation.judge_network.EPOCHS", 1)
     config = from_dict({
         "attacks": [{"name": "spy"}], "model": {"name": "small", "width": 4}, "cem": {"surrogate": "rate"},
         "defences": [{"name": "bottleneck"}, {"name": "gaussian"}],
