@@ -269,16 +269,6 @@ def test_three_own_images_are_enough_to_start_with() -> None:
     assert attack.reconstruct(Observation(torch.rand(2, 1, 1, 8, 8))).shape == (2, 1, 8, 8)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "steps is 0, must be at least 1"), ({"tune": 0}, "tune is 0"), ({"lr": 0.0}, "lr is 0.0, must be above"),
-        ({"guidance": -1.0}, "guidance is -1.0, must be at least 0"), ({"polish": -1}, "polish is -1"),
-        ({"eta": 1.5}, "eta is 1.5, must be at least 0 and at most 1"),
-        ({"strength": 0.0}, "strength is 0.0, must be above 0"), ({"start": "image"}, "must be one of 'noise', 'decoder'"),
-        ({"start": "decoder", "decoder_width": 0}, "decoder_width is 0"),
-    ],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        built(**options)
+def test_a_start_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UserError, match="must be one of 'noise', 'decoder'"):
+        built(start="image")

@@ -29,6 +29,16 @@ from splitveil.split_model import SplitModel, build_model
 
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 CPU = torch.device("cpu")
+NEVER_ZERO = {
+    "decoder": "width epochs batch lr repeats", "deep_prior": "steps width batch lr",
+    "diffusion": "steps tune lr strength decoder_width",
+    "fora": "iterations substitute_width width epochs batch substitute_lr critic_lr lr",
+    "gan": "critic_steps critic_width lr critic_lr epochs", "nearest": "passes repeats", "refine": "own lr decoder_lr",
+    "ridge": "passes", "rmle": "steps restarts own lr", "sdar": "iterations batch width simulator_lr decoder_lr",
+    "shadow": "shadow_epochs epochs batch width steps shadow_lr lr step_lr",
+    "unsplit": "rounds image_steps clone_steps captured steps image_lr clone_lr",
+}  # fmt: skip
+"""Options for which 0 makes no sense; what is negative or no number is refused for all options of all attacks."""
 DIGGING = r"__closure__|cell_contents|\bgc\b|\binspect\b|(access|query|architecture)\._"
 """How an attack would get at memory that its Access does not show."""
 WAITS = {
@@ -259,13 +269,31 @@ def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> No
             build(name, **{f"{field.name}s": 1})
 
 
+def refused(name: str, option: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"^attack '{name}': {option} is {value}, must be "):
+        build(name, **{option: value})
+
+
 @every_attack
 def test_a_number_that_is_negative_or_no_number_is_refused(name: str) -> None:
     for field in dataclasses.fields(ATTACKS[name].config):
         if field.type in (int, float, float | None, int | None):
             for value in (-1, float("nan"), float("inf")):
-                with pytest.raises(UserError, match=rf"^attack '{name}': {field.name} is {value}, must be "):
-                    build(name, **{field.name: value})
+                refused(name, field.name, value)
+
+
+@pytest.mark.parametrize("name", NEVER_ZERO)
+def test_zero_is_refused_where_it_makes_no_sense(name: str) -> None:
+    for option in NEVER_ZERO[name].split():
+        refused(name, option, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [("decoder", "ema", 1), ("diffusion", "eta", 1.5), ("fora", "mmd", 1.1), ("fora", "match_batch", 1)],
+)  # fmt: skip
+def test_what_is_too_much_or_too_little_for_one_attack_is_refused(name: str, option: str, value: float) -> None:
+    refused(name, option, value)
 
 
 def test_an_unknown_attack_is_refused_with_a_suggestion() -> None:
