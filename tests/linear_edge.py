@@ -1,11 +1,15 @@
 """A split that any attack must see through: z is two multiples of an 8-pixel image, behind it a trained linear cloud."""
 
 import copy
+from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from on_device import nobody_waits
 from torch import Tensor, nn
 
 from splitveil import defences
@@ -87,3 +91,17 @@ def on_meta(attack: Attack, sigma: float = 0.1) -> Access:
     device = torch.device("meta")
     victim = copy.deepcopy(model()).to(device)
     return grant(attack.requires, victim, channel(sigma).to(device), empty, CPU, 0, captured=seen().to(device))
+
+
+def nobody_waits_in(attack: Attack, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Fits an attack on `meta`; of each training loop of these modules two steps are made, and none may wait for the device."""
+
+    def twice(step: Callable[[], Tensor], *_: object, terms: int = 1, **__: object) -> list[list[float]]:
+        with nobody_waits():
+            assert [step().numel() for _ in range(2)] == [terms] * 2
+        return [[0.0]] * terms
+
+    for module in modules:
+        monkeypatch.setattr(module, "train", twice)
+        monkeypatch.setattr(module, "stream", lambda *_: torch.Generator())
+    attack.fit(on_meta(attack))

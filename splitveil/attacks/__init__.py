@@ -2,28 +2,29 @@
 
 attack = build("decoder", seed=0, blocks=8)
 attack.fit(access)                              # learns from what the threat model grants
-x_hat = attack.reconstruct(observation)         # [n, c, h, w] in [0, 1]; the images themselves are never here
+x_hat = attack.reconstruct(observation)         # [n, c, h, w] in [0, 1]; an attack never holds the private images
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from splitveil.attacks.threat import SAME_DISTRIBUTION, Access, Observation, ThreatModel
+from splitveil.options import option
 from splitveil.registry import ATTACKS
 
 
 @dataclass(frozen=True)
 class AttackConfig:
-    """The options that every attack has; they say how it stands in a run, and not what it does."""
+    """The options that every attack has. They say how it is run, not what it does."""
 
-    label: str = field(default="", metadata={"build": False})
-    """What it is called in results, if not by its name; a run can be attacked twice by one method under two labels."""
-    attempt: int = field(default=0, metadata={"build": False})
-    """The same attack again, from other random numbers."""
-    auxiliary: str = field(default=SAME_DISTRIBUTION, metadata={"build": False})
+    label: str = ""
+    """Its name in results, if that is not the method's. With two labels, one method can attack a run twice."""
+    attempt: int = option(0, at_least=0)
+    """Number of the repetition: each draws other random numbers."""
+    auxiliary: str = SAME_DISTRIBUTION
     """Its own images: "same distribution", "same set" (those that the model was trained with), or another data set by its name or
     name:path, such as cifar10 or folder:~/faces."""
 
@@ -33,31 +34,36 @@ def label_of(config: Any) -> str:
     return getattr(config, "label", "") or type(config).method
 
 
-class Attack:
-    """Base of all attacks: the constructor stores, `fit` learns and returns self, learned things end in "_"."""
+C = TypeVar("C")
 
+
+class Attack(Generic[C]):
+    """Base of all attacks: the constructor stores, `fit` learns and returns self, names of what it has learnt end in "_"."""
+
+    quick: ClassVar[Mapping[str, Any]] = {}
+    """Options with which it finishes in seconds, for tests and for a first try; empty if it does so by default."""
     requires: ThreatModel = ThreatModel()
     """What it must be granted; an attack whose options decide that sets it in its constructor."""
     losses_: list[float]
     """The attacker's own loss over its training, if it trains."""
     held_out_: list[float]
-    """Its error on images of its own that it did not learn from, over the same training: evidence of convergence."""
+    """Its error over the same training, on own images that it did not learn from: this shows whether it has converged."""
     facts_: dict[str, Any]
-    """What evaluate's flags want to know of its training."""
+    """Numbers about its training that the flags of an evaluation need."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, config: C, seed: int) -> None:
+        self.config, self.seed = config, seed
         self.losses_, self.held_out_ = [], []
         self.facts_ = {}
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
-    def fit(self, access: Access) -> "Attack":
+    def fit(self, access: Access) -> "Attack[C]":
         raise NotImplementedError
 
     def reconstruct(self, observation: Observation) -> Tensor:
         raise NotImplementedError
 
 
-def build(name: str, *, seed: int = 0, **options: Any) -> Attack:
+def build(name: str, *, seed: int = 0, **options: Any) -> Attack[Any]:
     """An attack by its registered name."""
     return ATTACKS[name].make(given={"seed": seed}, **options)

@@ -1,17 +1,15 @@
-"""class_mean: answers with the mean of the attacker's own images of the label. z is not looked at.
+"""class_mean: answers with the mean of the attacker's own images of the target's class. It ignores z.
 
-    x^ = mean { x_j : y_j = y }         y the label of the image that is to be rebuilt; requires labels = True
+    x^ = mean { x_j : y_j = y }         y the class of the image to rebuild; requires labels = True
 
     x_j    [c, h, w]  the attacker's images         y_j  their labels
 
-A floor (C0), and what is left when z collapses to one point a class: then z tells the label and nothing else. An attack that is
-no better than this has learnt the class, which the cloud is meant to learn; what it gains over it is leakage beyond the task.
+A floor (C0): what the label alone tells, and all that is left when z collapses to one point a class. An attack that is no better
+than this has learnt the class, which the cloud is meant to learn; whatever it gains over this is leakage beyond the task.
 
 Known failure: a class with several modes (poses, views) has a mean that looks like none of them. A class of which the attacker
 has no image is answered with the mean of all.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +22,8 @@ from splitveil.data.loader import DeviceImages
 from splitveil.registry import ATTACKS
 
 
-@dataclass(frozen=True)
-class Config(AttackConfig):
-    pass
-
-
 def class_means(images: DeviceImages) -> Tensor:
-    """[classes, c, h, w] in [0, 1]; the mean of all where a class has no image."""
+    """Mean of each class's images, [classes, c, h, w] in [0, 1]; a class without images gets the mean of all."""
     shape = images.images.shape[1:]
     total = torch.zeros(images.classes, shape.numel(), dtype=torch.float64, device=images.device)
     for x, y in images.in_order(500):
@@ -40,8 +33,8 @@ def class_means(images: DeviceImages) -> Tensor:
     return torch.where(count > 0, means.float(), mean_of(images))
 
 
-@ATTACKS.register("class_mean", Config)
-class ClassMean(Attack):
+@ATTACKS.register("class_mean", AttackConfig)
+class ClassMean(Attack[AttackConfig]):
     """The mean of the attacker's images of the same class: what the label alone tells."""
 
     requires = ThreatModel(queries=False, channel=False, labels=True)

@@ -7,25 +7,25 @@ The minimiser of the first is the posterior mean E[x | z'], so for additive nois
 capacity and data. Defaults are the paper's "res N8 C64", 50 epochs; the demo uses N2 C32. Adam, cosine to 1e-5 as in the
 reference code.
 
-What makes it adaptive, all of it off by default (`inverse.py` has the network and its inputs):
+Options that adapt it to a defence, all off by default (`shared/inverse_network.py` has the network and its inputs):
 
-    repeats      n releases of one x are seen; noise of variance s^2 becomes s^2 / n, of a dropout of p only p^n is missing
+    repeats      the attacker sees n releases of one x: noise of variance s^2 falls to s^2 / n, and a dropout of p hides only p^n
     mask         the zero pattern of what was sent is an input
     logits       the cloud's answer is an input
     proxy        D starts from the decoder that the defence trained against, at that decoder's size
     prototypes   k means of z for each class of the attacker's images (k-means, with the labels of those images). Where z has
-                 collapsed towards such means, all that is left of x is which mean it is and where z lies about it: D is told
-                 z - p for the nearest p, and adds to the mean of the images nearest to p instead of drawing from nothing
+                 collapsed towards such means, it only tells the nearest mean p and its offset from p: D gets z - p as an input,
+                 and adds to the mean of the images nearest to p instead of drawing from nothing
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
-A twentieth of the attacker's images is held out (500 at most): the weights are those of the epoch with the least error there.
+A twentieth of the attacker's images is held out (500 at most), and the weights of the epoch with the least error there are kept.
 
-No averaging over flipped inputs, which helps classifiers: a flipped z is the z of the flipped image only if the edge is
+It does not average over flipped inputs, as classifiers may: a flipped z is the z of the flipped image only if the edge is
 equivariant.
 
-Known failure: too few epochs for the size of D show as an error that still falls (`held_out_`), too few images as one far above
-the training's (`losses_`). `proxy` can be worse than a fresh start: the edge was trained to make just those weights useless.
-`prototypes` of a z that has not collapsed cost inputs and give nothing.
+Known failure: if the epochs are too few for the size of D, the held-out error still falls at the end (`held_out_`); if the
+images are too few, it is far above the training's (`losses_`). `proxy` can be worse than a fresh start: the edge was trained to
+make just those weights useless. `prototypes` of a z that has not collapsed cost inputs and give nothing.
 """
 
 import re
@@ -34,13 +34,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.shared.fitting import Learner, train_in_epochs
 from splitveil.attacks.shared.inverse_network import (
     CHUNK,
     Inverse,
@@ -55,32 +55,33 @@ from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
 from splitveil.defences import AttackHints
 from splitveil.metrics.image import ssim
+from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of
 from splitveil.statistics.clustering import kmeans
 
 GATHERED = 2**28
-"""Numbers of z that k-means is given at most (1 GiB); of more images every second, third, … is taken."""
+"""Most numbers of z that k-means gets (1 GiB); if there are more, only every second, third, … image is used."""
 
 
 @dataclass(frozen=True)
 class Config(InverseConfig):
-    lr: float = 1e-3
+    lr: float = option(1e-3, above=0)
     """Adam's learning rate at the start (the paper says 5e-3, its code 1e-3)."""
-    weight_decay: float = 1e-4
-    """Of Adam, on all weights."""
+    weight_decay: float = option(1e-4, at_least=0)
+    """Weight decay of Adam, on all weights."""
     loss: Literal["mse", "perceptual"] = "mse"
     """What the network minimises: squared error, or absolute error and 1 - SSIM."""
     proxy: bool = False
     """Start from the proxy decoder of the defence (adversarial, disco); its size overrides blocks and width."""
-    prototypes: int = 0
+    prototypes: int = option(0, at_least=0)
     """Means of z for each class that the network is told, 0 for none."""
-    ema: float = 0.0
-    """Share of the running average of the weights that a step keeps, below 1; 0.999 is usual, 0 averages nothing."""
+    ema: float = option(0.0, at_least=0, below=1, remedy="0.999 is usual")
+    """Share of the running average of the weights that a step keeps; 0.999 is usual, 0 averages nothing."""
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
-    """What the attacker minimises, averaged over the batch."""
+    """What the attacker minimises, as a mean over the batch."""
     if loss == "mse":
         return F.mse_loss(guess, x)
     return F.l1_loss(guess, x) + (1 - ssim(guess, x)).mean()
@@ -104,7 +105,7 @@ def size_of(weights: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def adopt(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Take over the weights whose shapes agree: all of them, unless the network is told more than z."""
+    """Take over the weights whose shapes agree: all of them, unless the network has more inputs than z."""
     own = net.state_dict()
     net.load_state_dict({k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}, strict=False)
 
@@ -120,13 +121,13 @@ def find_prototypes(access: Access, per_class: int, kept: bool) -> tuple[Tensor,
     found = kmeans(z, labels, images.classes, per_class)
     centres = found.centre[found.weight > 0]  # [k, d]
     own = F.one_hot(nearest_row(z, centres), len(centres)).float()  # [n, k]
-    used = own.sum(0) > 0  # one that is nobody's nearest, as a twin in another class, is left out
+    used = own.sum(0) > 0  # a centre that is nearest to no z, such as a twin in another class, is left out
     starts = own.T[used] @ (x.flatten(1).float() / 255) / own.sum(0)[used].unsqueeze(1)
     return centres[used].view(-1, *access.z_shape), starts.view(-1, *access.x_shape)
 
 
 class Average:
-    """The running average of a network's weights and statistics; `step` is the same kernels every time."""
+    """The running average of a network's weights and statistics; `step` launches the same kernels every time."""
 
     def __init__(self, net: nn.Module, keep: float) -> None:
         self.keep = keep
@@ -138,7 +139,7 @@ class Average:
 
     @contextmanager
     def shown(self, steps: int) -> Iterator[None]:
-        """Inside, the network has the average over so many steps, less the share of the zeros that it began with."""
+        """Within this context the network has its average over `steps` steps, without the share of the zeros it began with."""
         before = [live.clone() for live in self.live]
         for live, mean in zip(self.live, self.mean):
             live.copy_(mean / (1 - self.keep**steps))
@@ -148,45 +149,38 @@ class Average:
 
 
 @ATTACKS.register("decoder", Config)
-class Decoder(InverseAttack):
+class Decoder(InverseAttack[Config]):
     """Inverse network trained on the attacker's images with fresh channel noise each step."""
 
-    def __init__(
-        self, seed: int, blocks: int, width: int, epochs: int, batch: int, repeats: int, mask: bool, logits: bool,
-        lr: float, weight_decay: float, loss: str, proxy: bool, prototypes: int, ema: float,
-    ) -> None:  # fmt: skip
-        super().__init__("decoder", seed, blocks, width, epochs, batch, repeats, mask, logits)
-        not_negative("decoder", weight_decay=weight_decay)
-        above_zero("decoder", lr=lr)
-        at_least("decoder", 0, prototypes=prototypes)
-        if not 0 <= ema < 1:
-            raise UserError(f"decoder: ema is {ema}, must be at least 0 and below 1; 0.999 is usual")
-        if proxy and prototypes:
+    quick: ClassVar = {"blocks": 1, "width": 8, "epochs": 2, "batch": 32}
+
+    def __init__(self, config: Config, seed: int) -> None:
+        super().__init__(config, seed)
+        if config.proxy and config.prototypes:
             raise UserError("decoder: proxy draws an image and prototypes want a residual; leave one of them out")
-        self.lr, self.weight_decay, self.loss, self.ema = lr, weight_decay, loss, ema
-        self.proxy, self.prototypes = proxy, prototypes
 
     def start(self, access: Access) -> Inverse:
         """The network before its first step."""
-        weights = proxy_weights(access.hints) if self.proxy else {}
-        blocks, width = size_of(weights) if weights else (self.blocks, self.width)
-        prototypes = None
-        if self.prototypes:
+        config, prototypes = self.config, None
+        weights = proxy_weights(access.hints) if config.proxy else {}
+        blocks, width = size_of(weights) if weights else (config.blocks, config.width)
+        if config.prototypes:
             torch.manual_seed(seed_of(self.seed, "prototypes"))
-            prototypes = find_prototypes(access, self.prototypes, loses_entries(access.hints))
+            prototypes = find_prototypes(access, config.prototypes, loses_entries(access.hints))
         torch.manual_seed(seed_of(self.seed, "decoder"))
         net = self.network(access, blocks, width, prototypes)
         adopt(net.net, weights)
         return net
 
     def fit(self, access: Access) -> "Decoder":
-        access, out = self.apart(access)
+        access, out = self.hold_out(access)
+        config = self.config
         assert access.query is not None and access.auxiliary is not None
         net = self.start(access).to(out.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        watch = self.watch(access, net, out, partial(distance, loss=self.loss))
-        learner = Learner(net.parameters(), self.lr, self.weight_decay)
-        feed = Feed(access.auxiliary, self.batch, AugmentConfig(crop=0, flip=False))
-        average = Average(net.net, self.ema) if self.ema else None
+        watch = self.watch(access, net, out, partial(distance, loss=config.loss))
+        learner = Learner(net.parameters(), config.lr, config.weight_decay)
+        feed = Feed(access.auxiliary, config.batch, AugmentConfig(crop=0, flip=False))
+        average = Average(net.net, config.ema) if config.ema else None
 
         def look(epoch: int) -> None:
             with nullcontext() if average is None else average.shown((epoch + 1) * feed.steps):
@@ -194,14 +188,14 @@ class Decoder(InverseAttack):
 
         def step() -> Tensor:
             x, _ = feed.next()
-            loss = distance(net(*self.ask(access, x)), x, self.loss)
+            loss = distance(net(*self.ask(access, x)), x, config.loss)
             learner.step(loss)
             if average is not None:
                 average.step()
             return loss
 
         noise = [access.query.generator]
-        self.losses_ = train_in_epochs(step, feed, [learner], self.epochs, self.seed, noise, self.on_progress, look)
+        self.losses_ = train_in_epochs(step, feed, [learner], config.epochs, self.seed, noise, self.on_progress, look)
         self.held_out_ = watch.put()
         self.net_ = net.eval()
         return self

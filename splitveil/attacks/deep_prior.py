@@ -7,13 +7,14 @@ SIMBA; the prior is Ulyanov et al.'s deep image prior, CVPR 2018).
     x*            [b, c, h, w]     b images side by side, each with a network of its own: every weight is [b, …]
     u             [3, h, w]        ~ U[0, 1], fixed; the same for all images, as is the start of theta
     n_t           [3, h, w]        noise on u, fresh at each step: std `noise` for 40 % of the steps, then a fifth, a twentieth, 0
-    distance      of R(x) and the mean of the r releases (`inversion`)
+    distance      of R(x) and the mean of the r releases
+    R             edge and what stands in for the channel (`shared/image_descent.py`)
     sigma         standard deviation of the channel's Gaussian noise, 0 without: the attacker knows the channel
 
 g is an hourglass with skips: convolutions with normalisation and LeakyReLU, average down, nearest up, sigmoid. Convolutions
-explain smooth and repeated structure sooner than noise, which is all the prior there is: no images are needed. The image itself
-is at a distance of sigma^2 / r; what comes closer has begun to fit the noise (the discrepancy principle, Morozov 1966). Of six
-bundled images behind an edge that does nothing and noise of 0.3, 500 steps left an MSE of 0.042, and 0.011 with this rule.
+explain smooth and repeated structure sooner than noise. That is the only prior, so no images are needed. The image itself is at a
+distance of sigma^2 / r; what comes closer has begun to fit the noise (the discrepancy principle, Morozov 1966). For six bundled
+images behind an edge that does nothing and noise of 0.3, 500 steps left an MSE of 0.042, and 0.011 with this rule.
 
 Adam 1e-2 as published. Deviations, for 32 pixels: widths 16, 32, 64 (published: up to 128, five or six levels), kernels of 3
 (published: 7 to 3), 1000 steps (published: 10 000 to 25 000), rate down to 0, noise 0.5 (SIMBA's 10 is for its own scale of u).
@@ -25,43 +26,44 @@ one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative
+from splitveil.attacks.shared.fitting import Learner
 from splitveil.attacks.shared.image_descent import Release, Target, target_of, total_variation
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.device.capture import Captured
+from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    steps: int = 1000
-    """Steps of Adam for each image; at least 1."""
-    lr: float = 1e-2
+    steps: int = option(1000, at_least=1)
+    """Steps of Adam for each image."""
+    lr: float = option(1e-2, above=0)
     """Adam's rate at the start."""
-    noise: float = 0.5
-    """Standard deviation of the noise on the network's input at the start, 0 or more; the input is in [0, 1]."""
-    tv: float = 0.0
-    """Weight of the total variation, 0 or more; 0.3 to 2 is published for defended models."""
-    width: int = 16
+    noise: float = option(0.5, at_least=0)
+    """Standard deviation of the noise on the network's input at the start; the input is in [0, 1]."""
+    tv: float = option(0.0, at_least=0)
+    """Weight of the total variation; 0.3 to 2 is published for defended models."""
+    width: int = option(16, at_least=1)
     """Channels of the first level; the other two have 2 and 4 times as many."""
-    batch: int | None = None
-    """Images, each with its network, that are optimised at once; bounded by memory alone. If not given 64, on a GPU 512."""
+    batch: int | None = option(None, at_least=1)
+    """Images, each with its own network, that are optimised at once; only memory limits it. If not given 64, on a GPU 512."""
 
 
 INPUTS = 3
 SKIP = 4
 AT_ONCE = {"cpu": 64, "cuda": 512}
-"""Images at once: a core's cache holds few; a GPU waits for Python unless there are many (4 MB each at 32 pixels)."""
+"""Images optimised at once: few fit in a core's cache, but a GPU waits for Python unless there are many (4 MB each)."""
 LOOK = 25
-"""Steps after which it is looked whether all images have come close enough; a look waits for the device."""
+"""Steps between two checks whether all images are close enough; each check waits for the device."""
 
 
 class Layer(NamedTuple):
@@ -93,7 +95,7 @@ def convolved(x: Tensor, weight: Tensor) -> Tensor:
 
 def block(x: Tensor, layer: Layer) -> Tensor:
     x = convolved(x, layer.weight)
-    # Maps of all images as those of one: the mean and variance of each are its own. Not F.batch_norm, which refuses one pixel.
+    # All maps as channels of one image, so that each is normalised alone. Not F.batch_norm, which refuses a single pixel.
     maps, gain, bias = x.flatten(0, 1)[None], layer.gain.flatten(), layer.bias.flatten()
     maps = torch.batch_norm(maps, gain, bias, None, None, True, 0.0, 1e-5, torch.backends.cudnn.enabled)
     return F.leaky_relu(maps.view_as(x), 0.2)
@@ -109,7 +111,7 @@ def hourglass(x: Tensor, levels: Sequence[Level]) -> Tensor:
 
 
 def picture(u: Tensor, levels: Sequence[Level], last: Layer) -> Tensor:
-    """g: the same input [3, h, w] for all, an image of each network, [b, c, h, w] in (0, 1)."""
+    """g: all networks get the same input [3, h, w], and each gives an image, [b, c, h, w] in (0, 1)."""
     x = hourglass(u.expand(len(last.weight), *u.shape), levels)
     return torch.sigmoid(convolved(x, last.weight) + last.bias)
 
@@ -117,8 +119,7 @@ def picture(u: Tensor, levels: Sequence[Level], last: Layer) -> Tensor:
 def untrained(
     channels: int, widths: Sequence[int], b: int, generator: torch.Generator, device: torch.device | None = None
 ) -> tuple[list[Level], Layer]:
-    """b networks with the same random weights, all of them leaves to be optimised."""
-
+    """b networks that start from the same random weights; all weights are leaves, to be optimised."""
     device = generator.device if device is None else device
 
     def layer(i: int, o: int, k: int) -> Layer:
@@ -138,28 +139,28 @@ def untrained(
 
 
 def leaves(levels: Sequence[Level], last: Layer) -> list[Tensor]:
-    """All that is optimised; the last layer has no normalisation, so no gain."""
+    """All tensors that are optimised; the last layer has no normalisation, and so no gain."""
     return [part for level in levels for layer in level for part in layer] + [last.weight, last.bias]
 
 
 def widths_for(height: int, width: int, first: int) -> list[int]:
-    """Of the levels: three, or as many as leave 4 pixels; normalising 1 makes noise of rounding errors, and Adam follows it."""
+    """Widths of the levels: three, or fewer so that 4 pixels are left (a normalised single pixel is only a rounding error)."""
     halvings = [i for i in range(1, 4) if min(height, width) >= 4 * 2**i]
     return [first * 2 ** (i - 1) for i in halvings] or [first]
 
 
 def noise_at(share: float) -> float:
-    """Of the first noise, at a share of the steps (SIMBA: 10, 2, 0.5, 0)."""
+    """Share of the first noise that is left after a share of the steps (SIMBA: 10, 2, 0.5, 0)."""
     return 1.0 if share < 0.4 else 0.2 if share < 0.6 else 0.05 if share < 0.8 else 0.0
 
 
 class Networks:
-    """b networks and the step that trains them: recorded once, and used for one batch of images after another."""
+    """b networks and the step that trains them; the step is recorded once and serves one batch of images after another."""
 
     def __init__(
         self, release: Release, x_shape: tuple[int, ...], z: Tensor, width: int, lr: float, tv: float
     ) -> None:  # fmt: skip
-        """z [b, *z_shape] gives shape and device."""
+        """Only the shape and device of z [b, *z_shape] are used."""
         (channels, h, w), b, device = x_shape, len(z), z.device
         self.release, self.tv, self.b = release, tv, b
         self.sizes = channels, widths_for(h, w, width), b
@@ -173,7 +174,7 @@ class Networks:
 
     @torch.no_grad()
     def begin(self, target: Target, enough: float, seed: int) -> None:
-        """Other images, from the same random numbers: what was rebuilt before has no influence."""
+        """Start over with other images from the same random numbers: what was rebuilt before has no influence."""
         generator = self.release.generator.manual_seed(seed)
         self.u.copy_(torch.rand(self.u.shape, generator=generator, device=self.u.device))
         for weight, start in zip(self.learner.parameters, leaves(*untrained(*self.sizes, generator, self.u.device))):
@@ -197,7 +198,7 @@ class Networks:
             self.done.logical_or_(distance < self.enough)
 
     def train(self, steps: int, noise: float) -> Tensor:
-        """Images [b, c, h, w]: those that came close enough, and what the others are in the end."""
+        """Images [b, c, h, w]: each as it was when it came close enough, or else as it is in the end."""
         for i in range(steps):
             if i % LOOK == LOOK - 1 and self.done.all():
                 break
@@ -209,19 +210,11 @@ class Networks:
 
 
 @ATTACKS.register("deep_prior", Config)
-class DeepPrior(Attack):
+class DeepPrior(Attack[Config]):
     """Trains a network for each image to give the features that were sent (white box, needs no images)."""
 
     requires = ThreatModel(encoder_weights=True, queries=False, auxiliary="none")
-
-    def __init__(
-        self, seed: int, steps: int, lr: float, noise: float, tv: float, width: int, batch: int | None
-    ) -> None:
-        super().__init__(seed)
-        at_least("deep_prior", 1, steps=steps, width=width, batch=1 if batch is None else batch)
-        not_negative("deep_prior", noise=noise, tv=tv)
-        above_zero("deep_prior", lr=lr)
-        self.steps, self.lr, self.noise, self.tv, self.width, self.batch = steps, lr, noise, tv, width, batch
+    quick: ClassVar = {"steps": 4, "width": 2}
 
     def fit(self, access: Access) -> "DeepPrior":
         """There is nothing to learn: it keeps what it was granted."""
@@ -231,17 +224,18 @@ class DeepPrior(Attack):
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:
-        batch = self.batch or AT_ONCE.get(observation.z.device.type, AT_ONCE["cpu"])
+        batch = self.config.batch or AT_ONCE.get(observation.z.device.type, AT_ONCE["cpu"])
         return torch.cat([self._rebuilt(z) for z in observation.z.split(batch)])
 
     def _rebuilt(self, z: Tensor) -> Tensor:
         networks = self.networks_
         if networks is None or networks.b != len(z):
-            self.networks_ = networks = None  # its memory is free before the next takes as much
+            self.networks_ = networks = None  # frees its memory before the next takes as much
             release = Release(self.access_, stream(z.device, self.seed))
-            networks = Networks(release, self.access_.x_shape, z[:, 0], self.width, self.lr, self.tv)
+            config = self.config
+            networks = Networks(release, self.access_.x_shape, z[:, 0], config.width, config.lr, config.tv)
             self.networks_ = networks
         target = target_of(z, networks.release.masked)
         enough = (networks.release.gain * self.sigma_) ** 2 / z.shape[1]
         networks.begin(target, enough, seed_of(self.seed, "deep_prior"))
-        return networks.train(self.steps, self.noise)
+        return networks.train(self.config.steps, self.config.noise)

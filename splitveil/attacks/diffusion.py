@@ -1,4 +1,4 @@
-"""diffusion: a prior learned from own images, bent towards z (DPS: Chung et al., "Diffusion posterior sampling", ICLR 2023).
+"""diffusion: a prior learned from own images, sampled towards z (DPS: Chung et al., "Diffusion posterior sampling", ICLR 2023).
 
     prior      u_t = a u + s n,  a^2 = alpha_bar(t),  s^2 = 1 - a^2,  n ~ N(0, I);   v = a n - s u
                min_theta  E || v_theta(u_t, t) - v ||^2                              (Ho et al. 2020, Salimans & Ho 2022)
@@ -14,24 +14,24 @@
     x^ [b, c, h, w] the mean of the samples; R, r, sigma, e^2 as in `refine`: edge and what stands in for the channel, releases,
        the channel's noise (1 without), and the error of x^ on held-out own images
 
-alpha_bar is the cosine of Nichol & Dhariwal (2021), and v is predicted instead of n, because u0 = (u_t - s n) / a has nothing to
-divide by at t = 1. Of DPS we keep the gradient through the denoiser and the step normalised by the image's own residual,
-grad ||r||^2 / (2 ||r||). The factor sqrt(d) s, the length of the noise in u_t, is from spherical guidance (Yang et al. 2024, used
-by DRAG, ICML 2025): with a constant step the last images tremble by its length. No step is longer than that noise. dt makes
-lambda independent of `steps`; if it is not given, the best of GRID is taken by the error on held-out own images that were sent
-through the deployed channel: the attacker sees that error.
+alpha_bar is the cosine of Nichol & Dhariwal (2021). The network predicts v instead of n, because u0 = (u_t - s n) / a divides
+by 0 at t = 1. Of DPS we keep the gradient through the denoiser and the step normalised by the image's own residual, grad
+||r||^2 / (2 ||r||). The factor sqrt(d) s, the length of the noise in u_t, is from spherical guidance (Yang et al. 2024, used by
+DRAG, ICML 2025): with a constant step the last images would tremble by its length. No step is longer than that noise. dt makes
+lambda independent of `steps`. If lambda is not given, it is the value of GRID with the least error on held-out own images that
+were sent through the deployed channel; the attacker has these images, so it sees that error.
 
-A sample stops short of z: with the image itself on the wire the last steps of DDIM still leave an error of the denoiser's own. A
-few steps at the end descend the distance alone (`polish`), held to x^ by `prior`, which is chosen on the same held-out images, no
-steps at all among the choices: under noise it does not fit noise.
+A sample stops short of z: even with the image itself on the wire, the last steps of DDIM leave an error of the denoiser's own.
+A few steps at the end (`polish`) descend the distance alone, held to x^ by `prior`. It is chosen on the same held-out images,
+and the polish is left out where it does not help there, so that it does not fit noise.
 
-All images start from the same noise, and what eta adds is the same for all: an image must be rebuilt from its own release alone,
-not from its place in a batch. Its noise still is a sample of N(0, I), which is all that the method asks for. `samples` such
-noises are averaged: the mean of the posterior is what MSE asks for; one sample looks sharper and has a larger MSE.
+All images start from the same noise and get the same noise from eta, so that an image is rebuilt from its own release alone and
+not from its place in a batch; each still has a sample of N(0, I), as the method requires. Reconstructions from `samples` such
+noises are averaged, because the mean of the posterior has the least MSE; a single sample looks sharper and has a larger MSE.
 `start = "decoder"` begins at t = `strength` with a decoder's answer instead of at t = 1 (DRAG++; its strength is 0.3).
 
-Defaults: width 64 and 50 steps are ours, for images of 32 pixels; DPS takes 1000 steps, DRAG 250. No average of the weights is
-kept (Ho et al. do): the learning rate falls along a cosine instead.
+Defaults: width 64 and 50 steps are ours, for images of 32 pixels; DPS takes 1000 steps, DRAG 250. Ho et al. average the weights
+over the training; here the learning rate falls along a cosine instead.
 
 Known failures: F is the edge alone, so a channel whose mean is not z (pruning, top-k, quantising) draws the samples towards the
 wrong point; only the polish knows the channel.
@@ -43,7 +43,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.refine import PRIORS, objective
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, held_out, not_negative, train_in_epochs
+from splitveil.attacks.shared.fitting import Learner, held_out, train_in_epochs
 from splitveil.attacks.shared.image_descent import Release, descend, target_of
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.augment import AugmentConfig
@@ -59,51 +59,52 @@ from splitveil.data.loader import DeviceImages, Feed
 from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
 from splitveil.models.unet import UNet
-from splitveil.registry import ATTACKS, UserError
+from splitveil.options import option
+from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 
 GRID = (0.3, 1.0, 3.0, 10.0, 30.0)
-"""Candidates for the guidance; on Gaussians, where the posterior is known, 5 to 15 come closest to it; with noise in z less."""
+"""Candidates for the guidance. On Gaussians, whose posterior is known, 5 to 15 come closest to it; with noise in z, less does."""
 AT_ONCE = 64
 """Samples drawn in parallel on a CPU."""
 MAPS = 60
-"""Maps of the denoiser's first width that a sample keeps for its gradient, roughly; a GPU's memory divided by them is what it
-draws in parallel."""
+"""Rough number of maps of the denoiser's first width that a sample keeps for its gradient. It decides how many samples a GPU's
+memory holds, which are drawn in parallel."""
 POLISH_LR = 2e-2
 """Adam's rate of the polish at the start, in units of pixels in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    width: int = 64
+    width: int = option(64, at_least=1)
     """Channels of the denoiser at full size; 2.8 M parameters at 64."""
-    epochs: int = 200
+    epochs: int = option(200, at_least=1)
     """Passes over the attacker's images, to train the prior."""
-    batch: int = 128
+    batch: int = option(128, at_least=1)
     """Images a training step."""
-    lr: float = 5e-4
+    lr: float = option(5e-4, above=0)
     """Adam's learning rate at the start; falls along a cosine to 1e-5."""
-    steps: int = 50
+    steps: int = option(50, at_least=1)
     """Steps from noise to image; each is a pass through denoiser and edge, and back."""
-    guidance: float | None = None
-    """How strongly z pulls (lambda), 0 or more; if not given, the best of 0.3, 1, 3, 10 and 30 on held-out own images."""
-    tune: int = 32
-    """Own images held out from the prior, to choose the guidance on; at most a fifth of them."""
-    eta: float = 0.0
+    guidance: float | None = option(None, at_least=0)
+    """How strongly z pulls (lambda); if not given, the best of 0.3, 1, 3, 10 and 30 on held-out own images."""
+    tune: int = option(32, at_least=1)
+    """Own images that the prior does not see, to choose the guidance on; at most a fifth of all."""
+    eta: float = option(0.0, at_least=0, at_most=1)
     """Fresh noise of a step, from 0 (none, DDIM) to 1 (as much as DDPM)."""
-    samples: int = 4
+    samples: int = option(4, at_least=1)
     """Reconstructions averaged, each from its own noise; 1 looks sharper, more have the lower MSE."""
-    polish: int = 50
-    """Steps of Adam towards z at the end, 0 or more; each is a pass through the edge alone, and back."""
+    polish: int = option(50, at_least=0)
+    """Steps of Adam towards z at the end; each is a pass through the edge alone, and back."""
     start: Literal["noise", "decoder"] = "noise"
     """Where an image begins: at noise, or at a decoder's answer with noise on it."""
-    strength: float = 0.3
-    """Time at which the decoder's answer enters, above 0 and up to 1, where nothing is left of it; for `start = "decoder"`."""
-    decoder_blocks: int = 8
+    strength: float = option(0.3, above=0, at_most=1)
+    """Time at which the decoder's answer enters, for `start = "decoder"`; at 1 nothing is left of it."""
+    decoder_blocks: int = option(8, at_least=0)
     """ResBlocks of that decoder."""
-    decoder_width: int = 64
+    decoder_width: int = option(64, at_least=1)
     """Channels of that decoder."""
-    decoder_epochs: int = 50
+    decoder_epochs: int = option(50, at_least=1)
     """Passes over the attacker's images, to train that decoder."""
 
 
@@ -162,12 +163,12 @@ def shortened(step: Tensor, longest: Tensor) -> Tensor:
 
 
 class Sampler:
-    """b images from one time to the next, step by step; the step is recorded once and used for all times and batches."""
+    """Moves b images from one time to the next; the step is recorded once and used for all times and batches."""
 
     def __init__(
         self, denoise: Denoiser, edge: Callable[[Tensor], Tensor], u: Tensor, z: Tensor, eta: float, limit: float = 1.0
     ) -> None:  # fmt: skip
-        """u [b, …] and z [b, *z_shape] give shapes; what the denoiser guesses is kept within ± limit."""
+        """Only the shapes of u [b, …] and z [b, *z_shape] are used; the denoiser's guesses are clamped to ± limit."""
         self.denoise, self.edge, self.eta, self.limit = denoise, edge, eta, limit
         self.u, self.z, self.fresh = torch.zeros_like(u), torch.zeros_like(z), torch.zeros_like(u)
         self.guidance = torch.zeros(len(u), dtype=u.dtype, device=u.device)
@@ -200,14 +201,14 @@ class Sampler:
 
 
 def gain_of(edge: Callable[[Tensor], Tensor], u: Tensor) -> float:
-    """How much further apart two images are behind the edge than before it; u [b, …] are images. 1 if that cannot be told."""
+    """Ratio of the distances of images behind and before the edge; u [b, …] are images. 1 if it is 0 or unknown."""
     with torch.no_grad():
         behind, before = ((a - a.roll(1, 0)).square().sum().sqrt() for a in (edge(u), u))
     return (behind / before.clamp_min(1e-12)).item() or 1.0
 
 
 def rows_at_once(device: torch.device, width: int, pixels: int) -> int:
-    """Samples that are drawn in parallel: on a GPU as many as half of the memory that is free holds, up to 4096."""
+    """Samples that are drawn in parallel: on a GPU as many as fit in half of its free memory, up to 4096."""
     if device.type != "cuda":
         return AT_ONCE
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -215,45 +216,31 @@ def rows_at_once(device: torch.device, width: int, pixels: int) -> int:
 
 
 def times(a: Tensor, count: int) -> Tensor:
-    """[b, …] -> [count b, …], the whole of it again and again."""
+    """[b, …] -> [count b, …]: the whole batch, `count` times."""
     return a.repeat(count, *[1] * (a.dim() - 1))
 
 
 @ATTACKS.register("diffusion", Config)
-class Diffusion(Attack):
+class Diffusion(Attack[Config]):
     """Diffusion prior trained on the attacker's images, sampled towards what the edge has sent."""
 
     requires = ThreatModel(encoder_weights=True)
+    quick: ClassVar = {"width": 2, "epochs": 1, "batch": 50, "steps": 3, "tune": 4, "samples": 1}
 
-    def __init__(
-        self, seed: int, width: int, epochs: int, batch: int, lr: float, steps: int, guidance: float | None, tune: int,
-        eta: float, samples: int, polish: int, start: str, strength: float, decoder_blocks: int, decoder_width: int,
-        decoder_epochs: int,
-    ) -> None:  # fmt: skip
-        super().__init__(seed)
-        at_least("diffusion", 1, width=width, epochs=epochs, batch=batch, steps=steps, tune=tune, samples=samples)
-        at_least("diffusion", 0, polish=polish)
-        above_zero("diffusion", lr=lr)
-        not_negative("diffusion", guidance=guidance)
-        if not 0 <= eta <= 1:
-            raise UserError(f"diffusion: eta is {eta}, must be from 0 to 1")
-        if not 0 < strength <= 1:
-            raise UserError(f"diffusion: strength is {strength}, must be above 0 and at most 1")
-        self.width, self.epochs, self.batch, self.lr = width, epochs, batch, lr
-        self.steps, self.guidance, self.tune, self.eta, self.samples = steps, guidance, tune, eta, samples
-        self.polish, self.start, self.strength = polish, start, strength
+    def __init__(self, config: Config, seed: int) -> None:
+        super().__init__(config, seed)
         self.decoder_: Attack | None = None
-        self.decoder_epochs = decoder_epochs if start == "decoder" else 0
-        if start == "decoder":
-            size = {"blocks": decoder_blocks, "width": decoder_width, "epochs": decoder_epochs}
+        if config.start == "decoder":
+            size = {name: getattr(config, f"decoder_{name}") for name in ("blocks", "width", "epochs")}
             self.decoder_ = build("decoder", seed=seed_of(seed, "start"), **size)
 
     def fit(self, access: Access) -> "Diffusion":
         assert access.edge is not None and access.query is not None and access.auxiliary is not None
         assert access.channel is not None
-        kept, out = held_out(access.auxiliary, min(self.tune, len(access.auxiliary) // 5))
-        edge, before = access.edge, self.decoder_epochs
-        total = before + self.epochs + 1
+        kept, out = held_out(access.auxiliary, min(self.config.tune, len(access.auxiliary) // 5))
+        edge, config = access.edge, self.config
+        before = 0 if self.decoder_ is None else config.decoder_epochs
+        total = before + config.epochs + 1
         if self.decoder_ is not None:
             self.decoder_.on_progress = lambda done, _: self.on_progress(done, total)
             self.decoder_.fit(dataclasses.replace(access, auxiliary=kept))
@@ -261,17 +248,17 @@ class Diffusion(Attack):
         self.shape_, self.edge_ = access.x_shape, lambda u: edge((u + 1) / 2)
         self.gain_ = gain_of(self.edge_, kept.take(slice(100)) * 2 - 1)
         self.sampler_: Sampler | None = None
-        self.at_once_ = rows_at_once(kept.device, self.width, self.shape_[-2] * self.shape_[-1])
+        self.at_once_ = rows_at_once(kept.device, config.width, self.shape_[-2] * self.shape_[-1])
         self.release_ = Release(access, stream(kept.device, self.seed, "polish"))
         self.sigma_ = access.channel.total_noise_std or 1.0
-        x = out.take(slice(self.tune))
+        x = out.take(slice(config.tune))
         self._choose(x, access.query(x))
         self.on_progress(total, total)
         return self
 
     def _choose(self, x: Tensor, sent: Tensor) -> None:
-        """Guidance, then prior and whether to polish at all, by the error on own images x; all candidates side by side."""
-        grid = GRID if self.guidance is None else (self.guidance,)
+        """Choose the guidance, then the prior and whether to polish, by the error on own images x; all are tried side by side."""
+        grid = GRID if self.config.guidance is None else (self.config.guidance,)
         guidance = torch.tensor(grid, device=x.device).repeat_interleave(len(x))  # [g b]
         guesses = self._sampled(times(sent, len(grid)), guidance).view(len(grid), *x.shape)
         errors = torch.stack([mse(guess, x).mean() for guess in guesses]).nan_to_num(nan=torch.inf)
@@ -289,10 +276,11 @@ class Diffusion(Attack):
         """The network, trained to predict v."""
         device = images.device
         torch.manual_seed(seed_of(self.seed, "diffusion"))
-        net = UNet(images.images.shape[1], self.width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        learner = Learner(net.parameters(), self.lr)
-        feed, random = Feed(images, self.batch, AugmentConfig(crop=0, flip=False)), stream(device, self.seed, "prior")
-        strata = torch.arange(feed.size, device=device)  # a time from each of b equal parts of [0, 1]: less variance
+        net = UNet(images.images.shape[1], self.config.width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        learner = Learner(net.parameters(), self.config.lr)
+        feed = Feed(images, self.config.batch, AugmentConfig(crop=0, flip=False))
+        random = stream(device, self.seed, "prior")
+        strata = torch.arange(feed.size, device=device)  # one time in each of b equal parts of [0, 1]: less variance
 
         def step() -> Tensor:
             u = feed.next()[0] * 2 - 1
@@ -303,7 +291,7 @@ class Diffusion(Attack):
             learner.step(loss)
             return loss
 
-        self.losses_ = train_in_epochs(step, feed, [learner], self.epochs, self.seed, [random], on_progress)
+        self.losses_ = train_in_epochs(step, feed, [learner], self.config.epochs, self.seed, [random], on_progress)
         return net.eval().requires_grad_(False)
 
     def _denoise(self, u_t: Tensor, t: Tensor) -> Tensor:
@@ -311,29 +299,29 @@ class Diffusion(Attack):
 
     def _sampled(self, sent: Tensor, guidance: Tensor) -> Tensor:
         """Means of samples [b, c, h, w] in [0, 1] from what was sent [b, r, *z_shape]; guidance is [b]."""
-        size = max(1, self.at_once_ // self.samples)
+        size = max(1, self.at_once_ // self.config.samples)
         return torch.cat([self._draw(*part) for part in zip(sent.split(size), guidance.split(size))])
 
     def _draw(self, sent: Tensor, guidance: Tensor) -> Tensor:
-        b, device = len(sent), sent.device
+        b, device, config = len(sent), sent.device, self.config
         start = torch.zeros(b, *self.shape_, device=device)
         if self.decoder_ is not None:
             start = self.decoder_.reconstruct(Observation(sent)) * 2 - 1
-        points = torch.linspace(1.0 if self.decoder_ is None else self.strength, 0.0, self.steps + 1, device=device)
-        streams = [stream(device, self.seed, "sample", i) for i in range(self.samples)]
+        points = torch.linspace(1.0 if self.decoder_ is None else config.strength, 0.0, config.steps + 1, device=device)
+        streams = [stream(device, self.seed, "sample", i) for i in range(config.samples)]
 
         def noise() -> Tensor:
-            """Of each sample the same for all images, [s b, c, h, w]."""
+            """Noise for each sample, the same for all images: [s b, c, h, w]."""
             drawn = [torch.randn(1, *self.shape_, generator=own, device=device) for own in streams]
             return torch.cat(drawn).repeat_interleave(b, 0)
 
-        u, z = noised(times(start, self.samples), noise(), alpha_bar(points[0])), sent.mean(1) / self.gain_
-        z = times(z, self.samples)
+        u, z = noised(times(start, config.samples), noise(), alpha_bar(points[0])), sent.mean(1) / self.gain_
+        z = times(z, config.samples)
         if self.sampler_ is None or self.sampler_.u.shape != u.shape:
-            self.sampler_ = None  # its memory is free before the next takes as much
-            self.sampler_ = Sampler(self._denoise, lambda u0: self.edge_(u0) / self.gain_, u, z, self.eta)
-        u = self.sampler_(u, z, guidance.repeat(self.samples), points, noise if self.eta else None)
-        return (u.clamp(-1, 1).view(self.samples, b, *self.shape_).mean(0) + 1) / 2
+            self.sampler_ = None  # frees its memory before the next takes as much
+            self.sampler_ = Sampler(self._denoise, lambda u0: self.edge_(u0) / self.gain_, u, z, config.eta)
+        u = self.sampler_(u, z, guidance.repeat(config.samples), points, noise if config.eta else None)
+        return (u.clamp(-1, 1).view(config.samples, b, *self.shape_).mean(0) + 1) / 2
 
     def _polished(self, sent: Tensor, guess: Tensor, prior: Tensor | float) -> Tensor:
         self.release_.generator.manual_seed(self.seed)  # the same answer, whatever was rebuilt before
@@ -343,7 +331,7 @@ class Diffusion(Attack):
         def loss_of(x: Tensor) -> Tensor:
             return objective(self.release_.distance(x, target), x, guess, target, precision, weight, 0.0)
 
-        return descend(guess, loss_of, self.polish, POLISH_LR, eps=1e-8, generators=[self.release_.generator])[0]
+        return descend(guess, loss_of, self.config.polish, POLISH_LR, eps=1e-8, generators=[self.release_.generator])[0]
 
     def reconstruct(self, observation: Observation) -> Tensor:
         sent = observation.z

@@ -9,12 +9,12 @@
 
     x the attacker's images, without labels    z' [b, *z_shape] captured    M the channel, fresh noise    C critic    D decoder
 
-It needs neither the cloud nor the edge's architecture: f~ is a plain convolutional net with an output of z's shape, made
-nonnegative where no captured number is negative. Before critic and MMD, z is brought to mean 0 and deviation 1 over all captured
-numbers, so that gp means the same at every scale of z; the paper does not say.
+It needs neither the cloud nor the edge's architecture: f~ is a plain convolutional net with an output of z's shape; it ends in
+a ReLU if no captured number is negative. Before critic and MMD, z is brought to mean 0 and deviation 1 over all captured
+numbers, so that gp means the same at every scale of z; the paper does not say what it does.
 
 Defaults are the paper's: a 0.8, gp 1000, Adam 1e-4 for f~ and 3e-4 for the critic, batch 64; but 4000 iterations instead of
-40 000, and the inverse is the decoder res N# C# of the other attacks, trained after f~ and not beside it. In the end its
+40 000, and the inverse is the decoder res N# C# of the other attacks, trained after f~ and not along with it. In the end its
 BatchNorm statistics are taken from the captured z, because f~'s features are never quite the victim's.
 
 Known failure: equal distributions do not make equal maps. Any change of x that keeps the images' distribution (a mirror
@@ -23,16 +23,25 @@ image, say) leads to another f~ that matches as well; it works as far as the net
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.gan import gradient_penalty
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, points, train
-from splitveil.attacks.shared.substitute_edge import by_network, critic, draw, send, settle, train_inverse
+from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.substitute_edge import (
+    adapt_batchnorm,
+    critic,
+    draw_rows,
+    rebuild_by_network,
+    send,
+    train_inverse,
+)
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.models.decoder import as_image
+from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 
@@ -42,29 +51,29 @@ KERNELS = tuple(2.0**q for q in range(-3, 2))
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    iterations: int = 4000
+    iterations: int = option(4000, at_least=1)
     """Steps of substitute and critic (paper: 40 000)."""
-    match_batch: int = 64
+    match_batch: int = option(64, at_least=2)
     """Own images a step, and captured z, while the substitute is trained."""
-    mmd: float = 0.8
-    """Share a of MMD in the substitute's loss, 0 to 1; the rest is the critic's."""
-    penalty: float = 1000.0
+    mmd: float = option(0.8, at_least=0, at_most=1, remedy="0 is the critic alone, 1 is MMD alone")
+    """Share a of MMD in the substitute's loss; the rest is the critic's."""
+    penalty: float = option(1000.0, at_least=0)
     """Weight gp of the critic's gradient penalty."""
-    substitute_lr: float = 1e-4
+    substitute_lr: float = option(1e-4, above=0)
     """Adam's learning rate for the substitute."""
-    critic_lr: float = 3e-4
+    critic_lr: float = option(3e-4, above=0)
     """Adam's learning rate for the critic."""
-    substitute_width: int = 64
+    substitute_width: int = option(64, at_least=1)
     """Channels of substitute and critic."""
-    blocks: int = 8
+    blocks: int = option(8, at_least=0)
     """The inverse network's ResBlocks at the resolution of z."""
-    width: int = 64
+    width: int = option(64, at_least=1)
     """The inverse network's channels."""
-    epochs: int = 50
+    epochs: int = option(50, at_least=1)
     """Passes over the attacker's images to train the inverse network."""
-    batch: int = 256
+    batch: int = option(256, at_least=1)
     """Images a step of the inverse network's training."""
-    lr: float = 1e-3
+    lr: float = option(1e-3, above=0)
     """Adam's learning rate for the inverse network at the start, cosine to 1e-5."""
 
 
@@ -76,13 +85,14 @@ def mk_mmd(a: Tensor, b: Tensor) -> Tensor:
     apart = (squares.unsqueeze(1) + squares - 2 * both @ both.T).clamp_min(0)  # [n + m, n + m]
     scale = apart.detach().mean().clamp_min(1e-12)
     k = torch.stack([torch.exp(-apart / (2 * width * scale)) for width in KERNELS]).sum(0)
-    # no trace(): its gradient is filled in by a number that the host must know, and no such step can be captured
+    # not trace(): its gradient needs a number on the host, so such a step cannot be captured
     within_a = (k[:n, :n].sum() - k[:n, :n].diagonal().sum()) / (n * (n - 1))
     within_b = (k[n:, n:].sum() - k[n:, n:].diagonal().sum()) / (m * (m - 1))
     return within_a + within_b - 2 * k[:n, n:].mean()
 
 
 def nonnegative(z: Tensor) -> bool:
+    """True if no number is negative; waits for the device."""
     return bool(z.min() >= 0)
 
 
@@ -130,70 +140,54 @@ def substitute(x_shape: tuple[int, ...], z_shape: tuple[int, ...], width: int) -
 
 
 @ATTACKS.register("fora", Config)
-class FORA(Attack):
+class FORA(Attack[Config]):
     """A substitute edge whose features are distributed as captured ones, then inverted; no queries, no architecture."""
 
     requires = ThreatModel(queries=False, captured=True)
-
-    def __init__(
-        self, seed: int, iterations: int, match_batch: int, mmd: float, penalty: float, substitute_lr: float, critic_lr: float,
-        substitute_width: int, blocks: int, width: int, epochs: int, batch: int, lr: float,
-    ) -> None:  # fmt: skip
-        super().__init__(seed)
-        at_least("fora", 1, iterations=iterations, substitute_width=substitute_width, width=width, epochs=epochs)
-        at_least("fora", 2, match_batch=match_batch)
-        at_least("fora", 1, batch=batch)
-        at_least("fora", 0, blocks=blocks)
-        above_zero("fora", substitute_lr=substitute_lr, critic_lr=critic_lr, lr=lr)
-        not_negative("fora", penalty=penalty)
-        if not 0 <= mmd <= 1:
-            raise UserError(f"fora: mmd is {mmd}, must be between 0 (critic alone) and 1 (MMD alone)")
-        self.iterations, self.match_batch, self.mmd, self.penalty = iterations, match_batch, mmd, penalty
-        self.substitute_lr, self.critic_lr, self.substitute_width = substitute_lr, critic_lr, substitute_width
-        self.blocks, self.width, self.epochs, self.batch, self.lr = blocks, width, epochs, batch, lr
+    quick: ClassVar = {
+        "iterations": 3, "match_batch": 16, "substitute_width": 8, "blocks": 0, "width": 8, "epochs": 1,
+    }  # fmt: skip
 
     def fit(self, access: Access) -> "FORA":
         assert access.auxiliary is not None and access.captured is not None
-        images, wire, channel = access.auxiliary, access.captured, access.channel
-        count = min(self.match_batch, len(images), len(wire))
+        images, wire, channel, config = access.auxiliary, access.captured, access.channel, self.config
+        count = min(config.match_batch, len(images), len(wire))
         if count < 2:
             raise UserError("fora: it compares pairs, but there is only one image or one captured z; give it more")
         torch.manual_seed(seed_of(self.seed, "fora"))
-        body = substitute(access.x_shape, access.z_shape, self.substitute_width)
-        edge = nn.Sequential(body, Standard(wire, back=True), *([nn.ReLU()] if nonnegative(wire) else [])).to(
-            wire.device
-        )
-        judge = critic(access.z_shape, self.substitute_width).to(wire.device)
+        body = substitute(access.x_shape, access.z_shape, config.substitute_width)
+        last = [nn.ReLU()] if nonnegative(wire) else []
+        edge = nn.Sequential(body, Standard(wire, back=True), *last).to(wire.device)
+        judge = critic(access.z_shape, config.substitute_width).to(wire.device)
         standard = Standard(wire)
-        learn_edge, learn_judge = (
-            Learner(edge.parameters(), self.substitute_lr), Learner(judge.parameters(), self.critic_lr)
-        )  # fmt: skip
+        learn_edge = Learner(edge.parameters(), config.substitute_lr)
+        learn_judge = Learner(judge.parameters(), config.critic_lr)
         generator = stream(wire.device, self.seed, "fora")
 
         def step() -> Tensor:
-            x = images.take(draw(images.labels, count, generator))
-            z = standard(wire[draw(wire, count, generator)])
+            x = images.take(draw_rows(images.labels, count, generator))
+            z = standard(wire[draw_rows(wire, count, generator)])
             made = standard(send(channel, edge(x), x, generator))
             apart = mk_mmd(made.flatten(1), z.flatten(1))
-            learn_edge.step((1 - self.mmd) * judge(made).mean() + self.mmd * apart)
+            learn_edge.step((1 - config.mmd) * judge(made).mean() + config.mmd * apart)
             made = made.detach()
             share = torch.rand(count, generator=generator, device=wire.device)
             gap = judge(z).mean() - judge(made).mean()
-            learn_judge.step(gap + self.penalty * gradient_penalty(judge, z, made, share))
+            learn_judge.step(gap + config.penalty * gradient_penalty(judge, z, made, share))
             return torch.stack([apart, gap])
 
         mmd, gap = train(
-            step, points(self.iterations), wire.device, [generator], terms=2,
+            step, points(config.iterations), wire.device, [generator], terms=2,
             tell=lambda done, total: self.on_progress(done, 2 * total),
         )  # fmt: skip
         self.facts_ = {"mmd": mmd, "critic_gap": gap}
         self.edge_ = edge.eval().requires_grad_(False)
         self.net_, self.losses_ = train_inverse(
-            edge, channel, images, access.z_shape, self.seed, self.blocks, self.width, self.epochs, self.batch, self.lr,
+            edge, channel, images, access.z_shape, self.seed, config.blocks, config.width, config.epochs, config.batch, config.lr,
             lambda done, total: self.on_progress(total + done, 2 * total),
         )  # fmt: skip
-        settle(self.net_, wire)
+        adapt_batchnorm(self.net_, wire)
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:
-        return by_network(self.net_, observation.z)
+        return rebuild_by_network(self.net_, observation.z)

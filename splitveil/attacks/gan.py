@@ -3,12 +3,12 @@
     critic D       E D(G(z')) - E D(x) + 10 E (|grad D(u)| - 1)^2       u between x and G(z') at random (WGAN-GP, Gulrajani 2017)
     generator G    -E D(G(z')) + weight * E || G(z') - x ||^2           each step behind `critic_steps` steps of the critic
 
-    z'    [b, r, *z_shape]   fresh releases of the attacker's own images x [b, c, h, w]; all of `inverse.py`'s inputs can be told
+    z'    [b, r, *z_shape]   fresh releases of the attacker's own images x [b, c, h, w]; G can have all inputs of `decoder`'s
     G     the network of `decoder`, res N# C#        D  convolutions of stride 2 down to 4 pixels, one number an image
 
-A squared error alone is least for the mean of all images that fit z', which is blurred. The critic moves G towards one that could
-be a photograph: better to look at, worse in squared error unless the weight is large. Weight 1500, Adam betas (0.5, 0.999), lr
-5e-3 for D and 5e-4 for G (the paper says 5e-3 for both) and batch 128 are those of CEM's code.
+The squared error alone is least for the mean of all images that fit z', which is blurred. The critic moves G towards an image
+that could be a photograph: better to look at, but worse in squared error unless the weight is large. Weight 1500, Adam betas
+(0.5, 0.999), lr 5e-3 for D and 5e-4 for G (the paper says 5e-3 for both) and batch 128 are those of CEM's code.
 
 Deviations: an epoch is a pass of G. Theirs is one of D, 150 of them on 50 000 images with 10 steps of D for each of G: 5850 steps
 of G. On 4500 images the same 150 would be 525, and G far from converged. D makes 5 steps for each of G, as WGAN-GP's own does, on
@@ -16,45 +16,47 @@ batches drawn with replacement, and has no InstanceNorm, whose second derivative
 error without, in a small trial). The cosine falls to 1e-5 as in `decoder`; theirs, of 300 epochs, ends half way. `losses_` is the
 squared error of G, because an adversarial loss says nothing about convergence.
 
-Known failure: detail that the critic likes and the image does not have.
+Known failure: it invents detail that the critic likes and the image does not have.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, train_in_epochs
+from splitveil.attacks.shared.fitting import Learner, train_in_epochs
 from splitveil.attacks.shared.inverse_network import InverseAttack, InverseConfig
-from splitveil.attacks.shared.substitute_edge import draw
+from splitveil.attacks.shared.substitute_edge import draw_rows
 from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
+from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 
 PENALTY = 10
-"""Of the critic's gradient, as in WGAN-GP."""
+"""Weight of the penalty on the critic's gradient, as in WGAN-GP."""
 BETA1 = 0.5
 
 
 @dataclass(frozen=True)
 class Config(InverseConfig):
-    epochs: int = 50
+    epochs: int = option(50, at_least=1)
     """Passes of the generator over the attacker's images (CEM: 150 of the critic, on 50 000)."""
-    batch: int = 128
+    batch: int = option(128, at_least=1)
     """Images a step."""
-    lr: float = 5e-4
+    lr: float = option(5e-4, above=0)
     """Adam's learning rate of the generator at the start."""
-    critic_lr: float = 5e-3
+    critic_lr: float = option(5e-3, above=0)
     """Adam's learning rate of the critic at the start."""
-    critic_steps: int = 5
+    critic_steps: int = option(5, at_least=1)
     """Steps of the critic before each of the generator, each on a batch of its own (CEM: 10)."""
-    critic_width: int = 64
+    critic_width: int = option(64, at_least=1)
     """Channels of the critic's first layer; they double with each layer up to eight times that."""
-    weight: float = 1500.0
-    """Of the squared error against the critic's opinion."""
+    weight: float = option(1500.0, at_least=0)
+    """Weight of the squared error against the critic's opinion."""
 
 
 def critic(x_shape: tuple[int, ...], width: int) -> nn.Sequential:
@@ -83,40 +85,34 @@ def critic_loss(net: nn.Module, real: Tensor, fake: Tensor, share: Tensor) -> Te
 
 
 @ATTACKS.register("gan", Config)
-class Gan(InverseAttack):
+class Gan(InverseAttack[Config]):
     """Inverse network trained against a critic of images (WGAN-GP)."""
 
-    def __init__(
-        self, seed: int, blocks: int, width: int, epochs: int, batch: int, repeats: int, mask: bool, logits: bool,
-        lr: float, critic_lr: float, critic_steps: int, critic_width: int, weight: float,
-    ) -> None:  # fmt: skip
-        super().__init__("gan", seed, blocks, width, epochs, batch, repeats, mask, logits)
-        above_zero("gan", lr=lr, critic_lr=critic_lr)
-        at_least("gan", 1, critic_steps=critic_steps, critic_width=critic_width)
-        not_negative("gan", weight=weight)
-        self.lr, self.critic_lr, self.critic_steps, self.critic_width = lr, critic_lr, critic_steps, critic_width
-        self.weight = weight
+    quick: ClassVar = {"blocks": 0, "width": 8, "epochs": 2, "batch": 50, "critic_steps": 3, "critic_width": 4}
 
     def fit(self, access: Access) -> "Gan":
-        access, out = self.apart(access)
+        access, out = self.hold_out(access)
+        config = self.config
         assert access.query is not None and access.auxiliary is not None
         images, device = access.auxiliary, out.device
         torch.manual_seed(seed_of(self.seed, "gan"))
-        nets = nn.ModuleList([self.network(access, self.blocks, self.width), critic(access.x_shape, self.critic_width)])
+        nets = nn.ModuleList(
+            [self.network(access, config.blocks, config.width), critic(access.x_shape, config.critic_width)]
+        )
         net, judge = nets.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         watch = self.watch(access, net, out, F.mse_loss)
-        learner = Learner(net.parameters(), self.lr, beta1=BETA1)
-        judge_learner = Learner(judge.parameters(), self.critic_lr, beta1=BETA1)
-        feed = Feed(images, self.batch, AugmentConfig(crop=0, flip=False))
+        learner = Learner(net.parameters(), config.lr, beta1=BETA1)
+        judge_learner = Learner(judge.parameters(), config.critic_lr, beta1=BETA1)
+        feed = Feed(images, config.batch, AugmentConfig(crop=0, flip=False))
         random = stream(device, self.seed, "gan")
 
         def judge_steps() -> None:
-            rows = torch.cat([draw(images.labels, self.batch, random) for _ in range(self.critic_steps)])
+            rows = torch.cat([draw_rows(images.labels, config.batch, random) for _ in range(config.critic_steps)])
             x = images.take(rows)
-            with torch.no_grad():  # the generator stays as it is meanwhile
+            with torch.no_grad():  # the critic's steps leave the generator as it is
                 fake = net(*self.ask(access, x))
             share = torch.rand(len(x), generator=random, device=device)
-            for part in zip(*(each.chunk(self.critic_steps) for each in (x, fake, share))):
+            for part in zip(*(each.chunk(config.critic_steps) for each in (x, fake, share))):
                 judge_learner.step(critic_loss(judge, *part))
 
         def step() -> Tensor:
@@ -124,12 +120,12 @@ class Gan(InverseAttack):
             x, _ = feed.next()
             guess = net(*self.ask(access, x))
             error = F.mse_loss(guess, x)
-            learner.step(self.weight * error - judge(guess).mean())
+            learner.step(config.weight * error - judge(guess).mean())
             return error
 
         learners, noises = [learner, judge_learner], [access.query.generator, random]
         self.losses_ = train_in_epochs(
-            step, feed, learners, self.epochs, self.seed, noises, self.on_progress, watch.look
+            step, feed, learners, config.epochs, self.seed, noises, self.on_progress, watch.look
         )
         self.held_out_ = watch.put()
         self.net_ = net.eval()

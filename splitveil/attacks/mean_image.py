@@ -1,6 +1,4 @@
-"""mean_image: answers every z with the mean of the attacker's own images. Its MSE is the ceiling: z told it nothing."""
-
-from dataclasses import dataclass
+"""mean_image: answers every z with the mean of the attacker's own images. It ignores z, so its MSE is the ceiling."""
 
 from torch import Tensor
 
@@ -10,18 +8,13 @@ from splitveil.data.loader import DeviceImages
 from splitveil.registry import ATTACKS
 
 
-@dataclass(frozen=True)
-class Config(AttackConfig):
-    pass
-
-
 def mean_of(images: DeviceImages) -> Tensor:
-    """[c, h, w] in [0, 1]."""
+    """Mean of all images: [c, h, w] in [0, 1]."""
     return images.images.double().mean(0).div(255).float()
 
 
-@ATTACKS.register("mean_image", Config)
-class MeanImage(Attack):
+@ATTACKS.register("mean_image", AttackConfig)
+class MeanImage(Attack[AttackConfig]):
     """The mean of the attacker's images, whatever it sees: the ceiling of the error."""
 
     requires = ThreatModel(queries=False, channel=False)

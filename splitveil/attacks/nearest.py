@@ -1,15 +1,16 @@
-"""nearest: answers with that image of the attacker's own whose z' is nearest. No training, and no image that is not one.
+"""nearest: answers with the attacker's own image whose features z' are nearest. It trains nothing and invents no image.
 
     x^ = x_j,    j = argmin_j  sum_i m_i (z_i - g_ji)^2
 
     z    [d]       what was seen, averaged over the releases     g    [n, d]   the attacker's images, each sent `passes` times
-    m    [d]       1; for a channel whose zeros show a mask (dropout) 0 where all releases lost the entry
+    m    [d]       1; but 0 where a random mask (dropout) zeroed the entry in all releases, because a lost entry tells nothing
 
-A floor (C0): it says how much of z is which image, and finds one exactly that is in both sets, through any deterministic channel.
-`passes` 4 as in `ridge`: noise in g costs as much as noise in z, and only the latter is out of the attacker's hands.
+A floor (C0). It shows how well z tells images apart; through a deterministic channel it finds every target that is also among the
+attacker's images. Noise in g harms as much as noise in z, but the attacker can average it away: hence `passes` 4, as in `ridge`.
 
-Known failure: its squared error can be twice that of the best estimate, because it answers with a draw and not with a mean;
-under strong noise it is worse than the mean image. Directions of z that vary most decide, whether or not they matter to x.
+Known failure: it answers with one image and not with the mean of all that fit, so its squared error can be twice that of the best
+estimate; under strong noise it is worse than the mean image. The directions in which z varies most decide, even if they say
+little about x.
 """
 
 from dataclasses import dataclass
@@ -21,31 +22,28 @@ from torch import Tensor
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shared.inverse_network import CHUNK, loses_entries, nearest_row, pool
 from splitveil.attacks.threat import Access, Observation, ThreatModel
-from splitveil.registry import ATTACKS, UserError
+from splitveil.options import option
+from splitveil.registry import ATTACKS
 
 LARGEST = 2**31
-"""Numbers of z that are kept (8 GiB); of more images every second, third, … is taken."""
+"""Most numbers of z that are kept (8 GiB); if there are more, only every second, third, … image is used."""
 
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    passes: int = 4
+    passes: int = option(4, at_least=1)
     """Times each of the attacker's images is sent, each with fresh noise, and averaged."""
-    repeats: int = 1
+    repeats: int = option(1, at_least=1)
     """Releases of one image that are seen and averaged."""
 
 
 @ATTACKS.register("nearest", Config)
-class Nearest(Attack):
+class Nearest(Attack[Config]):
     """The attacker's own image whose features are nearest."""
 
-    def __init__(self, seed: int, passes: int, repeats: int) -> None:
-        super().__init__(seed)
-        for name, value in {"passes": passes, "repeats": repeats}.items():
-            if value < 1:
-                raise UserError(f"nearest: {name} is {value}, must be at least 1")
-        self.passes = passes
-        self.requires = ThreatModel(observations=repeats)
+    def __init__(self, config: Config, seed: int) -> None:
+        super().__init__(config, seed)
+        self.requires = ThreatModel(observations=config.repeats)
 
     def fit(self, access: Access) -> "Nearest":
         assert access.query is not None and access.auxiliary is not None
@@ -55,8 +53,8 @@ class Nearest(Attack):
         parts = self.images_.split(CHUNK)
         own = []
         for done, part in enumerate(parts, 1):
-            sent = torch.cat([query(part.float() / 255) for _ in range(self.passes)], 1)  # [b, passes * r, *z_shape]
-            own.append(pool(sent, self.kept_).flatten(1))
+            sent = [query(part.float() / 255) for _ in range(self.config.passes)]  # of [b, r, *z_shape]
+            own.append(pool(torch.cat(sent, 1), self.kept_).flatten(1))
             self.on_progress(done, len(parts))
         gallery = torch.cat(own)  # [n, d]
         # Distances come from squares and products, which are most exact about the middle.

@@ -1,9 +1,9 @@
-"""ridge: the best linear inverse of edge and channel, in closed form. Catches defences that only fool networks.
+"""ridge: the best linear inverse of edge and channel, in closed form. It catches defences that only fool networks.
 
     W = argmin sum ||W (z' - mean z') - (x - mean x)||^2 + alpha n ||W||^2
 
 z' are the attacker's own images, sent `passes` times so that the noise enters the covariance as it is; alpha is chosen by
-the error on a tenth of the attacker's images that W has not seen. All of it from sums over the images, so memory is d x d.
+the error on a tenth of the attacker's images that W has not seen. Sums over the images are all that is kept: memory is d x d.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import at_least, which_out
+from splitveil.attacks.shared.fitting import which_out
 from splitveil.attacks.threat import Access, Observation
+from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
 
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    passes: int = 4
+    passes: int = option(4, at_least=1)
     """Times each of the attacker's images is sent, each with fresh noise."""
 
 
@@ -75,13 +76,8 @@ def error(m: Moments, weights: Tensor) -> float:
 
 
 @ATTACKS.register("ridge", Config)
-class Ridge(Attack):
+class Ridge(Attack[Config]):
     """Linear inverse in closed form, regularised by what works on held-out images."""
-
-    def __init__(self, seed: int, passes: int) -> None:
-        super().__init__(seed)
-        at_least("ridge", 1, passes=passes)
-        self.passes = passes
 
     def fit(self, access: Access) -> "Ridge":
         assert access.query is not None and access.auxiliary is not None
@@ -92,11 +88,11 @@ class Ridge(Attack):
             )
         kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
         outs = which_out(len(images) // 10, len(images), images.device).split(BATCH)
-        for sent in range(self.passes):
+        for sent in range(self.config.passes):
             for (x, _), out in zip(images.in_order(BATCH), outs):
                 z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1).double()
                 kept, held_out = kept.plus(z[~out], x[~out]), held_out.plus(z[out], x[out])
-            self.on_progress(sent + 1, self.passes + 1)
+            self.on_progress(sent + 1, self.config.passes + 1)
         n = kept.n + held_out.n
         self.z_mean_, self.x_mean_ = (kept.z + held_out.z) / n, (kept.x + held_out.x) / n
         self.shape_ = access.x_shape
@@ -106,7 +102,7 @@ class Ridge(Attack):
         self.alpha_ = ALPHAS[errors.index(min(errors))]
         everything = Moments(n, *(a + b for a, b in zip(kept[1:], held_out[1:])))
         self.weights_ = solve(everything, self.alpha_ * scale)  # [d, p]
-        self.on_progress(self.passes + 1, self.passes + 1)
+        self.on_progress(self.config.passes + 1, self.config.passes + 1)
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:

@@ -1,4 +1,4 @@
-"""sdar: a simulator of the edge and a decoder, both held to what was captured by a discriminator (Zhu et al., NDSS 2025).
+"""sdar: a simulator of the edge and a decoder, which discriminators compare with what was captured (Zhu et al., NDSS 2025).
 
     e     min  E CE(F_d(M(e(x))), y)  +  lambda1 BCE(Dis_e(M(e(x)), y), 1)
     Dis_e min  E BCE(Dis_e(z', y'), 1) + BCE(Dis_e(M(e(x)), y), 0)
@@ -9,19 +9,20 @@
     e simulator, of the edge's architecture    M the channel, fresh noise      d decoder; Dis_e, Dis_d discriminators
 
 The published attack runs while the model is trained and knows the labels of z'. Ours comes after: F_d is frozen, and the label of
-z' is the cloud's most probable class. (Its softmax would tell z' from e(x), whose label is certain, whatever e does.) A class
-enters as an embedding of 50 numbers that a linear layer makes a plane beside z's channels.
+z' is the cloud's most probable class. (With the cloud's softmax Dis_e could tell z' from e(x), whose label is certain, whatever e
+does.) A class enters as an embedding of 50 numbers, which a linear layer turns into one more channel of z.
 
 Defaults are the paper's: lambda1 0.02, lambda2 1e-5, Adam 1e-3 for e, 5e-4 for d, and for each discriminator the rate of its
 opponent times lambda, batch 128; but 4000 iterations instead of 20 000, and the decoder res N# C# of the other attacks. At 5e-9
-Dis_d stays as it was drawn: lambda2 pulls the images towards what a random network takes for real, with next to no weight.
+Dis_d keeps its random weights: lambda2 pulls the images towards what a random network takes for real, with next to no weight.
 
-Known failure: few captured z (a discriminator learns them by heart), or a cloud that is often wrong. What the decoder is trained
-on is e's features; where e and the edge differ by a map that the cloud ignores, the images come out wrong but look sharp.
+Known failure: few captured z (a discriminator learns them by heart), or a cloud that is often wrong. The decoder is trained on
+e's features; where e and the edge differ by a map that the cloud ignores, the images look sharp but are wrong.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +30,11 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shadow import through_cloud
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative, points, train
-from splitveil.attacks.shared.substitute_edge import critic, draw, send
+from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.substitute_edge import critic, draw_rows, send
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.models.decoder import as_image, res_decoder
+from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 
@@ -41,37 +43,37 @@ EMBEDDING = 50
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    iterations: int = 4000
+    iterations: int = option(4000, at_least=1)
     """Steps, of all four networks together (paper: 20 000)."""
-    batch: int = 128
+    batch: int = option(128, at_least=1)
     """Own images a step, and captured z."""
-    simulator_lr: float = 1e-3
+    simulator_lr: float = option(1e-3, above=0)
     """Adam's learning rate for the simulator e."""
-    decoder_lr: float = 5e-4
+    decoder_lr: float = option(5e-4, above=0)
     """Adam's learning rate for the decoder d."""
-    feature_critic_lr: float = 2e-5
+    feature_critic_lr: float = option(2e-5, at_least=0)
     """Adam's learning rate for Dis_e (paper: simulator_lr times lambda1)."""
-    image_critic_lr: float = 5e-9
+    image_critic_lr: float = option(5e-9, at_least=0)
     """Adam's learning rate for Dis_d (paper: decoder_lr times lambda2; so it hardly moves)."""
-    lambda1: float = 0.02
+    lambda1: float = option(0.02, at_least=0)
     """Weight of Dis_e's verdict in the simulator's loss; 0 leaves the shadow edge of the attack `shadow`."""
-    lambda2: float = 1e-5
+    lambda2: float = option(1e-5, at_least=0)
     """Weight of Dis_d's verdict in the decoder's loss."""
     conditional: bool = True
-    """Tell decoder and Dis_e the class; off as in the paper's U-shape, where labels are not known."""
-    blocks: int = 8
+    """Tell decoder and Dis_e the class; off is the paper's U-shape, where labels are not known."""
+    blocks: int = option(8, at_least=0)
     """The decoder's ResBlocks at the resolution of z."""
-    width: int = 64
+    width: int = option(64, at_least=1)
     """Channels of decoder and discriminators."""
 
 
 def real(verdict: Tensor) -> Tensor:
-    """BCE(verdict, 1) of logits: low where the discriminator takes it for real."""
+    """BCE(verdict, 1) of logits: low where the discriminator takes its input for real."""
     return F.softplus(-verdict).mean()
 
 
 def fake(verdict: Tensor) -> Tensor:
-    """BCE(verdict, 0) of logits."""
+    """BCE(verdict, 0) of logits: low where the discriminator takes its input for fake."""
     return F.softplus(verdict).mean()
 
 
@@ -99,63 +101,49 @@ def one_hot(y: Tensor, classes: int, known: bool) -> Tensor:
 
 
 @ATTACKS.register("sdar", Config)
-class SDAR(Attack):
+class SDAR(Attack[Config]):
     """Simulator and decoder, each trained against a discriminator that has captured features; no queries."""
 
     requires = ThreatModel(architecture=True, cloud_weights=True, queries=False, captured=True)
-
-    def __init__(
-        self, seed: int, iterations: int, batch: int, simulator_lr: float, decoder_lr: float, feature_critic_lr: float,
-        image_critic_lr: float, lambda1: float, lambda2: float, conditional: bool, blocks: int, width: int,
-    ) -> None:  # fmt: skip
-        super().__init__(seed)
-        at_least("sdar", 1, iterations=iterations, batch=batch, width=width)
-        at_least("sdar", 0, blocks=blocks)
-        above_zero("sdar", simulator_lr=simulator_lr, decoder_lr=decoder_lr)
-        not_negative("sdar", feature_critic_lr=feature_critic_lr, image_critic_lr=image_critic_lr)
-        not_negative("sdar", lambda1=lambda1, lambda2=lambda2)
-        self.iterations, self.batch, self.blocks, self.width = iterations, batch, blocks, width
-        self.rates = simulator_lr, feature_critic_lr, decoder_lr, image_critic_lr
-        self.lambda1, self.lambda2, self.conditional = lambda1, lambda2, conditional
+    quick: ClassVar = {"iterations": 3, "batch": 16, "blocks": 0, "width": 8}
 
     def fit(self, access: Access) -> "SDAR":
         assert access.architecture is not None and access.cloud is not None
         assert access.auxiliary is not None and access.captured is not None
         images, wire, channel, classes = access.auxiliary, access.captured, access.channel, access.classes
-        self.cloud_, self.classes_ = access.cloud, classes
+        self.cloud_, self.classes_, config = access.cloud, classes, self.config
         torch.manual_seed(seed_of(self.seed, "sdar"))
         e = access.architecture().train()
-        dis_e = WithClass(access.z_shape, classes, self.width, lambda shape: critic(shape, self.width)).to(wire.device)
-        d = WithClass(
-            access.z_shape, classes, self.width, lambda shape: res_decoder(shape, access.x_shape, self.blocks, self.width)
-        ).to(wire.device)  # fmt: skip
-        dis_d = critic(access.x_shape, self.width).to(wire.device)
-        learn_e, learn_dis_e, learn_d, learn_dis_d = (
-            Learner(net.parameters(), lr) for net, lr in zip((e, dis_e, d, dis_d), self.rates)
-        )
+        width, sizes = config.width, (config.blocks, config.width)
+        dis_e = WithClass(access.z_shape, classes, width, lambda shape: critic(shape, width)).to(wire.device)
+        d = WithClass(access.z_shape, classes, width, lambda shape: res_decoder(shape, access.x_shape, *sizes))
+        d, dis_d = d.to(wire.device), critic(access.x_shape, width).to(wire.device)
+        learn_e, learn_d = Learner(e.parameters(), config.simulator_lr), Learner(d.parameters(), config.decoder_lr)
+        learn_dis_e = Learner(dis_e.parameters(), config.feature_critic_lr)
+        learn_dis_d = Learner(dis_d.parameters(), config.image_critic_lr)
         generator = stream(wire.device, self.seed, "sdar")
 
         def step() -> Tensor:
-            index = draw(images.labels, self.batch, generator)
+            index = draw_rows(images.labels, config.batch, generator)
             x, y = images.take(index), images.labels[index]
-            known = one_hot(y, classes, self.conditional)
-            z = wire[draw(wire, self.batch, generator)]
+            known = one_hot(y, classes, config.conditional)
+            z = wire[draw_rows(wire, config.batch, generator)]
             guessed = self._class_of(z)
 
             simulated = send(channel, e(x), x, generator)
             task = through_cloud(self.cloud_, simulated.clone(), y)
             likeness = real(dis_e(simulated, known))
-            learn_e.step(task + self.lambda1 * likeness)
+            learn_e.step(task + config.lambda1 * likeness)
             simulated = simulated.detach()
             learn_dis_e.step(real(dis_e(z, guessed)) + fake(dis_e(simulated, known)))
 
             error, rebuilt = F.mse_loss(d(simulated, known), x), d(z, guessed)
-            learn_d.step(error + self.lambda2 * real(dis_d(rebuilt)))
+            learn_d.step(error + config.lambda2 * real(dis_d(rebuilt)))
             learn_dis_d.step(real(dis_d(x)) + fake(dis_d(rebuilt.detach())))
             return torch.stack([error, task, likeness])
 
         self.losses_, task, likeness = train(
-            step, points(self.iterations), wire.device, [generator], tell=self.on_progress, terms=3
+            step, points(config.iterations), wire.device, [generator], tell=self.on_progress, terms=3
         )
         self.facts_ = {"task_losses": task, "likeness": likeness}
         self.decoder_ = d.eval()
@@ -164,7 +152,7 @@ class SDAR(Attack):
     @torch.no_grad()
     def _class_of(self, z: Tensor) -> Tensor:
         """y': the class that the cloud gives z, one-hot [b, classes]."""
-        return one_hot(self.cloud_(z.clone()).argmax(1), self.classes_, self.conditional)
+        return one_hot(self.cloud_(z.clone()).argmax(1), self.classes_, self.config.conditional)
 
     @torch.no_grad()
     def reconstruct(self, observation: Observation) -> Tensor:

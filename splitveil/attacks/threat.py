@@ -1,12 +1,18 @@
 """Who knows what: the threat model, what it grants an attack (Access) and what the attack is handed (Observation).
 
-The rule is enforced by data flow: what a threat model denies is None in Access, and neither object ever holds a private image.
-Only `splitveil.evaluation.run_attacks` has both the images and their reconstructions.
+An attack gets these two objects and nothing else, so the threat model is enforced by what they hold:
+
+- What a threat model denies is None in Access.
+- Neither object holds a private image. Only `splitveil.evaluation.run_attacks` has both the images and their reconstructions.
+- No attribute of a query leads to the edge behind it, and `Untrained` holds none of the victim's parameters.
+
+Python hides no memory: code that digs in a function's closure finds the edge there. A test asserts that no attack does.
 """
 
 import copy
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +26,8 @@ from splitveil.split_model import SplitModel
 SAME_DISTRIBUTION: Final = "same distribution"
 SAME_SET: Final = "same set"
 OTHER: Final = "other"
+OWN_IMAGES: Final = ("none", OTHER, SAME_DISTRIBUTION, SAME_SET)
+"""Kinds of images that an attacker can have of its own, from worst to best."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +45,40 @@ class ThreatModel:
     channel: bool = True
     """Knows which defences act, and their parameters."""
     auxiliary: Literal["none", "other", "same distribution", "same set"] = "same distribution"
-    """Own images: none, from elsewhere, from the same distribution but disjoint, or the training images themselves."""
+    """Own images: none, from another data set, from the same distribution but disjoint, or the training images themselves."""
     elsewhere: str = ""
-    """Which data set the images from elsewhere are of."""
+    """Name of the other data set."""
     labels: bool = False
     """Knows the class of the image that it rebuilds."""
     captured: bool = False
-    """Has collected what the devices sent before it sets to work: z of all images that it will rebuild, none of the images."""
+    """Has collected what the devices sent before it starts: z of all images that it will rebuild, but none of the images."""
     observations: int = 1
     """Releases of the same image that it sees."""
 
     @property
     def own_classes(self) -> bool:
-        """Whether it needs the classes of its own images: it knows the target's, or learns through the cloud without queries."""
+        """True if it needs the classes of its own images: it knows the target's, or learns through the cloud without queries."""
         return self.auxiliary != "none" and (self.labels or (self.cloud_weights and not self.queries))
+
+    def knows_no_more_than(self, other: "ThreatModel") -> bool:
+        """True if it sees and knows no more than another. Knowledge of the edge (weights, layers, queries) does not count."""
+        return (
+            self.observations <= other.observations
+            and OWN_IMAGES.index(self.auxiliary) <= OWN_IMAGES.index(other.auxiliary)
+            and self.cloud_weights <= other.cloud_weights
+            and self.channel <= other.channel
+            and self.labels <= other.labels
+            and self.captured <= other.captured
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as attack.json stores them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "ThreatModel":
+        """The inverse of `to_dict`."""
+        return cls(**fields)
 
     def describe(self) -> dict[str, str]:
         """Who knows what, in words, for the report and the terminal."""
@@ -75,22 +103,29 @@ class Observation:
     labels: Tensor | None = None  # [n]
 
 
-class Query:
+class Query(Protocol):
     """Own images through edge and channel, with fresh noise at every call: [b, c, h, w] -> [b, r, *z_shape]."""
 
-    def __init__(self, edge: nn.Module, channel: Channel, generator: torch.Generator, repeats: int) -> None:
-        self._edge, self._channel, self._repeats = edge, channel, repeats
-        self.generator = generator
-        """Where the noise of the answers comes from; a captured step has to know."""
+    generator: torch.Generator
+    """Draws the noise of the answers; a captured step must register it."""
 
-    @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
-        z = self._edge(x)
-        return torch.stack([self._channel.send(z, x, self.generator) for _ in range(self._repeats)], 1)
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+def make_query(edge: nn.Module, channel: Channel, generator: torch.Generator, repeats: int) -> Query:
+    """A query as a closure: its only attribute is the generator. (A decorator would add `__wrapped__`.)"""
+
+    def query(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = edge(x)
+            return torch.stack([channel.send(z, x, generator) for _ in range(repeats)], 1)
+
+    query.generator = generator  # type: ignore[attr-defined]
+    return query  # type: ignore[return-value]
 
 
 class Untrained:
-    """Edges of the victim's architecture with parameters drawn anew, one at each call; holds none of the victim's own."""
+    """Makes edges of the victim's architecture, each with new random parameters; it holds none of the victim's own."""
 
     def __init__(self, edge: nn.Module) -> None:
         self._template = copy.deepcopy(edge)
@@ -127,7 +162,7 @@ def grant(
     threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int,
     captured: Tensor | None = None,
 ) -> Access:  # fmt: skip
-    """The Access of a threat model; `auxiliary` are the images that it speaks of, `captured` is what went over the wire."""
+    """The Access of a threat model: `auxiliary` are the attacker's own images, `captured` is what went over the wire."""
     model.eval()
     generator = stream(device, seed, "query")
     return Access(
@@ -137,7 +172,7 @@ def grant(
         edge=model.edge if threat.encoder_weights else None,
         architecture=Untrained(model.edge) if threat.architecture else None,
         cloud=model.cloud if threat.cloud_weights else None,
-        query=Query(model.edge, channel, generator, threat.observations) if threat.queries else None,
+        query=make_query(model.edge, channel, generator, threat.observations) if threat.queries else None,
         channel=channel if threat.channel else None,
         hints=channel.hints if threat.channel else None,
         auxiliary=auxiliary if threat.auxiliary != "none" else None,

@@ -1,4 +1,4 @@
-"""unsplit: images and a clone of the edge, found in turn from features alone (Erdogan, Kupcu, Cicek, WPES 2022). A weak floor.
+"""unsplit: finds images and a clone of the edge in turn, from features alone (Erdogan, Kupcu, Cicek, WPES 2022). A weak floor.
 
     round     x      <-  Adam steps on  mean (f(x) - z')^2 + tv TV(x) + l2 mean x^2          f held
               f      <-  Adam steps on  mean (f(x) - z')^2                                   x held
@@ -7,50 +7,52 @@
     z' [b, *z_shape] captured     x [b, c, h, w] from 0.5     f the clone: the edge's architecture, from scratch, in eval mode
                                                                (a BatchNorm is then an affine layer with statistics 0 and 1)
 
-It has no images and asks nothing; whatever another attack gets beyond this, it gets from its images or its queries. The rounds
-run in `fit` on some of the captured z, and each image is then rebuilt with the clone held, so that it depends on its own z alone;
-in the paper every image has a clone of its own.
+It has no images and no queries; whatever another attack gains over it comes from images or queries. The rounds run in `fit` on
+some of the captured z. Each image is then rebuilt with the clone held, so that it depends on its own z alone; in the paper
+every image has a clone of its own.
 
 Defaults: tv 0.1, l2 1, Adam 1e-3 with AMSGrad, 100 + 100 steps a round as in the paper; but 10 rounds instead of 1000, and so
-1e-2 for the images, which could not leave grey otherwise.
+1e-2 for the images, which otherwise could not leave grey.
 
-Known failure: nearly always. Two unknowns explain one z; a clone with any x that f maps near z' is a solution, so beyond the
-first layers the images are noise or grey, and worse than the mean image that it does not have. Never a claim of privacy.
+Known failure: nearly always. Two unknowns explain one z: any x that the clone maps near z' is a solution, so beyond the first
+layers the images are noise or grey, and worse than the mean image that it does not have. Its failure never shows privacy.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Learner, above_zero, at_least, not_negative
-from splitveil.attacks.shared.substitute_edge import distance, nearest_image
+from splitveil.attacks.shared.fitting import Learner
+from splitveil.attacks.shared.substitute_edge import distance, image_by_descent
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.device.launch import Repeated, one_by_one
+from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
 
 
 @dataclass(frozen=True)
 class Config(AttackConfig):
-    rounds: int = 10
+    rounds: int = option(10, at_least=1)
     """Rounds of image steps and clone steps (paper: 1000)."""
-    image_steps: int = 100
+    image_steps: int = option(100, at_least=1)
     """Steps on the images in a round."""
-    clone_steps: int = 100
+    clone_steps: int = option(100, at_least=1)
     """Steps on the clone's weights in a round."""
-    captured: int = 64
-    """Captured z that the clone is fitted to, at most; drawn by chance."""
-    steps: int = 1000
+    captured: int = option(64, at_least=1)
+    """Most captured z that the clone is fitted to; drawn at random."""
+    steps: int = option(1000, at_least=1)
     """Steps on each image in the end, with the clone held."""
-    image_lr: float = 1e-2
+    image_lr: float = option(1e-2, above=0)
     """Adam's learning rate for images (paper: 1e-3, with 100 times as many steps)."""
-    clone_lr: float = 1e-3
+    clone_lr: float = option(1e-3, above=0)
     """Adam's learning rate for the clone's weights."""
-    tv: float = 0.1
+    tv: float = option(0.1, at_least=0)
     """Weight of the total variation."""
-    l2: float = 1.0
+    l2: float = option(1.0, at_least=0)
     """Weight of the mean square of x."""
 
 
@@ -60,37 +62,26 @@ def miss(clone: nn.Module, x: Tensor, z: Tensor) -> Tensor:
 
 
 @ATTACKS.register("unsplit", Config)
-class UnSplit(Attack):
+class UnSplit(Attack[Config]):
     """Images and a clone of the edge in turn, from features alone: the floor of what needs no data."""
 
     requires = ThreatModel(architecture=True, queries=False, channel=False, auxiliary="none", captured=True)
-
-    def __init__(
-        self, seed: int, rounds: int, image_steps: int, clone_steps: int, captured: int, steps: int, image_lr: float,
-        clone_lr: float, tv: float, l2: float,
-    ) -> None:  # fmt: skip
-        super().__init__(seed)
-        at_least("unsplit", 1, rounds=rounds, image_steps=image_steps, clone_steps=clone_steps, captured=captured)
-        at_least("unsplit", 1, steps=steps)
-        above_zero("unsplit", image_lr=image_lr, clone_lr=clone_lr)
-        not_negative("unsplit", tv=tv, l2=l2)
-        self.rounds, self.image_steps, self.clone_steps, self.captured = rounds, image_steps, clone_steps, captured
-        self.steps, self.image_lr, self.clone_lr, self.tv, self.l2 = steps, image_lr, clone_lr, tv, l2
+    quick: ClassVar = {"rounds": 2, "image_steps": 2, "clone_steps": 2, "captured": 8, "steps": 4}
 
     def fit(self, access: Access) -> "UnSplit":
         assert access.architecture is not None and access.captured is not None
-        device = access.captured.device
+        device, config = access.captured.device, self.config
         torch.manual_seed(seed_of(self.seed, "unsplit"))
         order = torch.randperm(len(access.captured), generator=stream(device, self.seed, "unsplit"), device=device)
-        z = access.captured[order[: self.captured]]
+        z = access.captured[order[: config.captured]]
         clone = access.architecture().eval()
         x = torch.full((len(z), *access.x_shape), 0.5, device=device, requires_grad=True)
-        learn_x = Learner([x], self.image_lr, amsgrad=True)
-        learn_clone = Learner(clone.parameters(), self.clone_lr, amsgrad=True)
-        error, losses = torch.zeros((), device=device), torch.zeros(self.rounds, device=device)
+        learn_x = Learner([x], config.image_lr, amsgrad=True)
+        learn_clone = Learner(clone.parameters(), config.clone_lr, amsgrad=True)
+        error, losses = torch.zeros((), device=device), torch.zeros(config.rounds, device=device)
 
         def images_step() -> None:
-            learn_x.step(distance(clone, x, z, self.tv, self.l2).sum())
+            learn_x.step(distance(clone, x, z, config.tv, config.l2).sum())
             x.data.clamp_(0, 1)
 
         def clone_step() -> None:
@@ -98,19 +89,19 @@ class UnSplit(Attack):
             learn_clone.step(loss)
             error.copy_(loss.detach())
 
-        on_images = Repeated(one_by_one(images_step), self.image_steps, device, calls=self.rounds)
-        on_clone = Repeated(one_by_one(clone_step), self.clone_steps, device, calls=self.rounds)
-        for done in range(self.rounds):
+        on_images = Repeated(one_by_one(images_step), config.image_steps, device, calls=config.rounds)
+        on_clone = Repeated(one_by_one(clone_step), config.clone_steps, device, calls=config.rounds)
+        for done in range(config.rounds):
             on_images()
             on_clone()
             losses[done] = error
-            self.on_progress(done + 1, self.rounds)
+            self.on_progress(done + 1, config.rounds)
         self.losses_ = losses.tolist()
         self.clone_, self.x_shape_ = clone.requires_grad_(False), access.x_shape
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:
+        config = self.config
+        how = config.steps, config.image_lr, config.tv, config.l2
         parts = [z.mean(1) for z in observation.z.split(500)]
-        return torch.cat(
-            [nearest_image(self.clone_, z, self.x_shape_, self.steps, self.image_lr, self.tv, self.l2) for z in parts]
-        )
+        return torch.cat([image_by_descent(self.clone_, z, self.x_shape_, *how) for z in parts])

@@ -17,7 +17,6 @@ from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -125,11 +124,3 @@ def test_the_noise_on_the_input_decays_to_nothing() -> None:
     course = [noise_at(step / 10) for step in range(10)]
     assert course == sorted(course, reverse=True)
     assert (course[0], course[-1]) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    "options", [{"steps": 0}, {"width": 0}, {"batch": 0}, {"noise": -1.0}, {"tv": -1.0}, {"lr": 0.0}]
-)
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"deep_prior: {next(iter(options))} is"):
-        attacks.build("deep_prior", **options)

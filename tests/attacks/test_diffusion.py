@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -66,6 +67,16 @@ def built(seed: int = 0, **options: Any) -> Diffusion:
 @cache
 def fitted() -> Diffusion:
     return built(epochs=8).fit(access())
+
+
+def in_double(attack: Diffusion, z: Tensor) -> Tensor:
+    """Images from one release each. Sampling multiplies rounding errors by thousands, and in float64 they stay below 1e-9."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        attack.net_, attack.sampler_ = attack.net_.double(), None
+        return attack.reconstruct(Observation(z.double().unsqueeze(1)))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @cache
@@ -181,7 +192,7 @@ def test_a_seed_gives_the_same_images_again_and_another_seed_others() -> None:
 def test_more_samples_are_the_mean_of_reconstructions() -> None:
     attack, seen = built(epochs=1, samples=2, guidance=1.0).fit(access()), Observation(private()[:3].unsqueeze(1))
     both = attack.reconstruct(seen)
-    attack.samples = 1
+    attack.config = replace(attack.config, samples=1)
     assert (both - attack.reconstruct(seen)).abs().max() > 1e-3
 
 
@@ -220,11 +231,10 @@ def test_a_step_of_sampling_waits_for_nobody() -> None:
 
 
 def test_samples_and_images_are_drawn_side_by_side_as_one_by_one() -> None:
-    attack = built(epochs=1, samples=3, eta=0.5).fit(access())
-    seen = Observation(private()[:5].unsqueeze(1))
-    together = attack.reconstruct(seen)
+    attack, seen = built(epochs=1, samples=3, eta=0.5).fit(access()), private()[:5]
+    together = in_double(attack, seen)
     attack.at_once_ = 1
-    torch.testing.assert_close(attack.reconstruct(seen), together, atol=1e-4, rtol=0)
+    torch.testing.assert_close(in_double(attack, seen), together, atol=1e-9, rtol=0)
 
 
 def test_from_a_decoders_answer_it_starts_where_the_decoder_ended() -> None:
@@ -238,15 +248,20 @@ def test_from_a_decoders_answer_it_starts_where_the_decoder_ended() -> None:
     assert progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+class Times1000(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1000 * x
+
+
 def test_its_strength_of_guidance_does_not_depend_on_the_scale_of_the_features() -> None:
     u = torch.randn(5, 1, 4, 4)
     assert gain_of(lambda x: 3 * x, u) == pytest.approx(3)
     assert gain_of(lambda x: 0 * x, u) == gain_of(lambda x: 3 * x, u[:1]) == 1
-    small, large = (Observation(scale * private()[:3].unsqueeze(1)) for scale in (1, 1000))
-    edge = nn.Conv2d(1, 1, 1, bias=False)
-    nn.init.constant_(edge.weight, 1000)
-    scaled, plain = built(epochs=1).fit(access(edge, sigma=1e-6)), built(epochs=1).fit(access(sigma=1e-6))
-    torch.testing.assert_close(scaled.reconstruct(large), plain.reconstruct(small), atol=1e-3, rtol=0)
+    scaled, plain = built(epochs=1).fit(access(Times1000(), sigma=1e-6)), built(epochs=1).fit(access(sigma=1e-6))
+    torch.testing.assert_close(scaled.gain_, 1000 * plain.gain_, rtol=1e-5, atol=0)
+    scaled.gain_ = 1000 * plain.gain_
+    large, small = in_double(scaled, 1000 * private()[:3].double()), in_double(plain, private()[:3])
+    torch.testing.assert_close(large, small, atol=1e-9, rtol=0)
 
 
 def test_three_own_images_are_enough_to_start_with() -> None:
@@ -254,16 +269,6 @@ def test_three_own_images_are_enough_to_start_with() -> None:
     assert attack.reconstruct(Observation(torch.rand(2, 1, 1, 8, 8))).shape == (2, 1, 8, 8)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "steps is 0, must be at least 1"), ({"tune": 0}, "tune is 0"), ({"lr": 0.0}, "lr is 0.0, must be above"),
-        ({"guidance": -1.0}, "guidance is -1.0, must be 0 or more"), ({"polish": -1}, "polish is -1"),
-        ({"eta": 1.5}, "eta is 1.5, must be from 0 to 1"),
-        ({"strength": 0.0}, "strength is 0.0, must be above 0"), ({"start": "image"}, "must be one of 'noise', 'decoder'"),
-        ({"start": "decoder", "decoder_width": 0}, "decoder: width is 0"),
-    ],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        built(**options)
+def test_a_start_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UserError, match="must be one of 'noise', 'decoder'"):
+        built(start="image")

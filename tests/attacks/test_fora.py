@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from linear_edge import granted, noise, on_meta, seen, share_of_ceiling
-from on_device import nobody_waits
+from linear_edge import granted, nobody_waits_in, noise, seen, share_of_ceiling
 from torch import Tensor, nn
 
 from splitveil import attacks
+from splitveil.attacks import fora
 from splitveil.attacks.fora import Standard, mk_mmd, substitute
 from splitveil.attacks.gan import gradient_penalty
-from splitveil.attacks.shared import substitute_edge as shared
-from splitveil.attacks.shared.substitute_edge import settle
+from splitveil.attacks.shared import substitute_edge
+from splitveil.attacks.shared.substitute_edge import adapt_batchnorm
 from splitveil.registry import UserError
 
 SMALL: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_features_that_are_never_negative_are_imitated_by_such() -> None:
 
 def test_a_settled_net_has_the_statistics_of_what_it_will_meet() -> None:
     net, z = nn.Sequential(nn.BatchNorm2d(2)), 5 + 3 * torch.randn(1000, 2, 4, 4)
-    settle(net, z)
+    adapt_batchnorm(net, z)
     assert not net.training
     torch.testing.assert_close(net[0].running_mean, z.mean((0, 2, 3)))
     torch.testing.assert_close(net[0].running_var, z.var((0, 2, 3)), rtol=0.01, atol=0)
@@ -141,27 +141,5 @@ def test_one_captured_z_is_too_few() -> None:
 
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack = attacks.build("fora", **SMALL)
-    access = on_meta(attack)
-
-    def twice(step: Any, *_: Any, terms: int = 1, **__: Any) -> list[list[float]]:
-        with nobody_waits():
-            assert [step().numel() for _ in range(2)] == [terms] * 2
-        return [[0.0]] * terms
-
-    monkeypatch.setattr("splitveil.attacks.fora.train", twice)
-    monkeypatch.setattr("splitveil.attacks.fora.stream", lambda *_: torch.Generator())
     monkeypatch.setattr("splitveil.attacks.fora.nonnegative", lambda z: True)
-    monkeypatch.setattr(shared, "train", twice)
-    monkeypatch.setattr(shared, "stream", lambda *_: torch.Generator())
-    attack.fit(access)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"iterations": 0}, {"match_batch": 1}, {"substitute_width": 0}, {"width": 0}, {"blocks": -1}, {"epochs": 0}, {"batch": 0},
-     {"mmd": 1.1}, {"mmd": -0.1}, {"penalty": -1.0}, {"substitute_lr": 0.0}, {"critic_lr": 0.0}, {"lr": 0.0}],
-)  # fmt: skip
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"fora: {next(iter(options))} is"):
-        attacks.build("fora", **options)
+    nobody_waits_in(attacks.build("fora", **SMALL), monkeypatch, fora, substitute_edge)

@@ -14,7 +14,6 @@ from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -75,11 +74,3 @@ def test_the_penalty_of_a_linear_critic_is_its_slope_against_one_and_can_be_diff
     torch.testing.assert_close(penalty, (weight.norm() - 1).square())
     (slope,) = torch.autograd.grad(penalty, weight)  # d (|w| - 1)^2 = 2 (|w| - 1) w / |w|
     torch.testing.assert_close(slope, 2 * (weight.norm() - 1) * weight.detach() / weight.norm())
-
-
-@pytest.mark.parametrize(
-    "options", [{"critic_steps": 0}, {"critic_width": 0}, {"lr": 0.0}, {"critic_lr": -1.0}, {"weight": -1.0}, {"epochs": 0}]
-)  # fmt: skip
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"gan: {next(iter(options))} is"):
-        attacks.build("gan", **options)

@@ -26,9 +26,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WHITE_BOX = [name for name in ATTACKS.names() if attacks.build(name).requires.encoder_weights]
 SHORT: dict[str, dict[str, Any]] = {
     "ridge": {"passes": 1},
-    "rmle": {"steps": 100},
+    "rmle": {"steps": 50, "own": 8},
     "refine": {"blocks": 0, "width": 16, "epochs": 2, "batch": 8},
-    "deep_prior": {"steps": 450},
+    "deep_prior": {"steps": 250, "noise": 0.1},
     "diffusion": {"width": 16, "epochs": 2, "batch": 16, "steps": 10, "samples": 1, "tune": 8},
     "decoder-small": {"epochs": 4, "batch": 8},
     "decoder-medium": {"epochs": 3, "batch": 8},
@@ -37,7 +37,7 @@ SHORT: dict[str, dict[str, Any]] = {
 """Lengths, and sizes of networks whose training takes most of the time; an attack that is not here has its defaults."""
 PICTURES = {"ridge": 2000, "rmle": 500}
 """The attacker's own images: a linear inverse of 1024 pixels needs more than these, and the mean image some hundred."""
-TARGETS = {"deep_prior": 4}
+TARGETS = {"deep_prior": 2}
 """Each of its targets trains a network."""
 LADDER = {
     config.label: config

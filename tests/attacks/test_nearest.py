@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +10,6 @@ from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.evaluation.run_attacks import observe
 from splitveil.metrics.image import mse
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -56,9 +54,3 @@ def test_the_nearest_row_is_that_of_the_least_distance_over_what_counts() -> Non
     apart = (z[:, None] - rows).square()
     assert torch.equal(nearest_row(z, rows), apart.sum(2).argmin(1))
     assert torch.equal(nearest_row(z, rows, mask), (apart * mask[:, None]).sum(2).argmin(1))
-
-
-@pytest.mark.parametrize("option", ["passes", "repeats"])
-def test_none_is_refused(option: str) -> None:
-    with pytest.raises(UserError, match=f"nearest: {option} is 0"):
-        attacks.build("nearest", **{option: 0})

@@ -15,7 +15,6 @@ from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse, psnr
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -110,12 +109,3 @@ def test_a_tenth_is_held_out_and_no_image_is_lost(n: int) -> None:
     assert len(kept) == max(1, n - len(judges))
     assert kept.classes == images.classes
     assert len(images) == n
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"steps": -1}, {"draws": -1}, {"own": 0}, {"prior": -1.0}, {"tv": -1.0}, {"lr": 0.0}, {"decoder_lr": 0.0}],
-)
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"refine: {next(iter(options))} is"):
-        attacks.build("refine", **options)

@@ -149,8 +149,3 @@ def test_constant_features_are_answered_with_the_mean_image() -> None:
     expected = images.images.double().mean(0).div(255).float()
     rebuilt = attack.reconstruct(Observation(torch.full((2, 1, 1024), 3.0)))
     torch.testing.assert_close(rebuilt, expected.expand(2, 1, 32, 32), atol=1e-5, rtol=0)
-
-
-def test_no_pass_is_refused() -> None:
-    with pytest.raises(UserError, match="ridge: passes is 0"):
-        attacks.build("ridge", passes=0)

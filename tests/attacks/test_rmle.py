@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
@@ -14,34 +15,36 @@ from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse, psnr
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
+X_SHAPE = (1, 16, 16)
 
 
 @cache
 def bundled() -> tuple[DeviceImages, Tensor]:
-    """The attacker's images, and private ones."""
+    """Fewer own images than there are pixels, and private ones, all at half their size: the linear inverse is quick there."""
     source = fashion()
     assert source.test is not None
-    return DeviceImages(source.train.take(np.arange(200)), CPU), torch.from_numpy(source.test.images[:6]).float() / 255
+    own = DeviceImages(source.train.take(np.arange(200)), CPU)
+    own.images = F.avg_pool2d(own.images.float(), 2).round().byte()
+    return own, F.avg_pool2d(torch.from_numpy(source.test.images[:6]).float() / 255, 2)
 
 
 def fitted(edge: nn.Module, z_shape: tuple[int, ...], channel: Channel | None = None, **options: Any) -> attacks.Attack:
-    model = SplitModel(edge, nn.Flatten(), z_shape, (1, 32, 32)).eval()
+    model = SplitModel(edge, nn.Flatten(), z_shape, X_SHAPE).eval()
     attack = attacks.build("rmle", **{"own": 4, "steps": 100} | options)
     return attack.fit(grant(attack.requires, model, channel or Channel(), bundled()[0], CPU, 0))
 
 
 def linear(outputs: int) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(1024, outputs))
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, outputs))
 
 
 def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
     _, private = bundled()
-    attack = fitted(nn.Identity(), (1, 32, 32))
+    attack = fitted(nn.Identity(), X_SHAPE)
     assert psnr(attack.reconstruct(Observation(private.unsqueeze(1))), private).min() > 30
     assert attack.facts_["tv"] < 0.1
     assert attack.losses_[-1] < 0.1 * attack.losses_[0]  # of the linear inverse, from fewer images than pixels
@@ -49,8 +52,8 @@ def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
 
 def test_a_linear_edge_with_more_outputs_than_pixels_is_inverted() -> None:
     _, private = bundled()
-    edge = linear(2048)
-    attack = fitted(edge, (2048,), tv=0.0, prior=0.0, steps=200)
+    edge = linear(512)
+    attack = fitted(edge, (512,), tv=0.0, prior=0.0, steps=200)
     with torch.no_grad():
         z = edge(private).unsqueeze(1)
     assert psnr(attack.reconstruct(Observation(z)), private).mean() > 30
@@ -67,7 +70,7 @@ def test_of_a_z_that_has_nothing_to_do_with_the_image_it_makes_nothing_better_th
 def test_noise_makes_it_choose_more_regularisation_and_several_releases_help() -> None:
     _, private = bundled()
     channel = Channel([defences.build("gaussian", sigma=0.5)])
-    attack = fitted(nn.Identity(), (1, 32, 32), channel)
+    attack = fitted(nn.Identity(), X_SHAPE, channel)
     assert attack.facts_["tv"] + attack.facts_["prior"] > 0
     generator = torch.Generator().manual_seed(0)
     z = torch.stack([channel.send(private, private, generator) for _ in range(8)], 1)
@@ -78,7 +81,7 @@ def test_noise_makes_it_choose_more_regularisation_and_several_releases_help() -
 def test_what_dropout_let_through_is_enough_after_a_few_releases() -> None:
     _, private = bundled()
     channel = Channel([defences.build("dropout", p=0.5)])
-    attack = fitted(nn.Threshold(-1.0, 0.0), (1, 32, 32), channel, tv=0.0, prior=0.0)
+    attack = fitted(nn.Threshold(-1.0, 0.0), X_SHAPE, channel, tv=0.0, prior=0.0)
     generator = torch.Generator().manual_seed(0)
     seen = private.clamp_min(1e-3)  # so that a zero is a lost entry
     z = torch.stack([channel.send(seen, seen, generator) for _ in range(16)], 1)
@@ -86,7 +89,7 @@ def test_what_dropout_let_through_is_enough_after_a_few_releases() -> None:
 
 
 def test_given_weights_are_taken_as_they_are() -> None:
-    attack = fitted(nn.Identity(), (1, 32, 32), tv=0.3, prior=0.2, steps=2)
+    attack = fitted(nn.Identity(), X_SHAPE, tv=0.3, prior=0.2, steps=2)
     assert (attack.facts_["tv"], attack.facts_["prior"]) == (0.3, 0.2)
 
 
@@ -121,13 +124,13 @@ def test_the_surprise_of_an_image_is_that_of_the_covariance_of_own_images() -> N
 
 @pytest.mark.parametrize("sigma", [0.05, 3.0])
 def test_on_held_out_own_images_it_is_never_worse_than_the_linear_inverse_it_starts_from(sigma: float) -> None:
-    attack = fitted(nn.AvgPool2d(4), (1, 8, 8), Channel([defences.build("gaussian", sigma=sigma)]), steps=12)
+    attack = fitted(nn.AvgPool2d(2), (1, 8, 8), Channel([defences.build("gaussian", sigma=sigma)]), steps=12)
     assert attack.facts_["own_mse"] <= attack.facts_["linear_mse"]
 
 
 def test_where_steps_only_harm_none_are_taken_and_the_answer_is_the_linear_inverse() -> None:
     channel = Channel([defences.build("gaussian", sigma=20.0)])
-    attack = fitted(nn.AvgPool2d(4), (1, 8, 8), channel, steps=8, tv=0.0, prior=0.0)
+    attack = fitted(nn.AvgPool2d(2), (1, 8, 8), channel, steps=8, tv=0.0, prior=0.0)
     seen = Observation(20 * torch.randn(6, 1, 1, 8, 8))
     assert attack.facts_["steps"] == 0
     assert torch.equal(attack.reconstruct(seen), attack.linear.reconstruct(seen))  # type: ignore[attr-defined]
@@ -141,19 +144,11 @@ class Halves(nn.Module):
 
 
 def test_behind_a_nonlinear_edge_with_noise_it_beats_the_linear_inverse() -> None:
-    channel, (images, private) = Channel([defences.build("gaussian", sigma=0.03)]), bundled()
+    channel, (images, private) = Channel([defences.build("gaussian", sigma=0.01)]), bundled()
     edge = Halves()
-    attack = fitted(edge, (1, 32, 32), channel, own=8, steps=60)
+    attack = fitted(edge, X_SHAPE, channel, own=8, steps=60)
     with torch.no_grad():
         seen = Observation(channel.send(edge(private), private, torch.Generator().manual_seed(0)).unsqueeze(1))
-    model = SplitModel(edge, nn.Flatten(), (1, 32, 32), (1, 32, 32)).eval()
+    model = SplitModel(edge, nn.Flatten(), X_SHAPE, X_SHAPE).eval()
     ridge = attacks.build("ridge").fit(grant(attack.requires, model, channel, images, CPU, 0))
     assert mse(attack.reconstruct(seen), private).mean() < 0.5 * mse(ridge.reconstruct(seen), private).mean()
-
-
-@pytest.mark.parametrize(
-    "options", [{"steps": 0}, {"restarts": 0}, {"own": 0}, {"lr": 0.0}, {"tv": -1.0}, {"prior": float("inf")}]
-)
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"rmle: {next(iter(options))} is"):
-        attacks.build("rmle", **options)

@@ -4,14 +4,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_edge import granted, model, noise, on_meta, seen, share_of_ceiling
-from on_device import nobody_waits
+from linear_edge import granted, model, nobody_waits_in, noise, seen, share_of_ceiling
 
 from splitveil import attacks
+from splitveil.attacks import sdar
 from splitveil.attacks.sdar import WithClass, fake, one_hot, real
 from splitveil.attacks.shared.substitute_edge import critic
 from splitveil.models.decoder import res_decoder
-from splitveil.registry import UserError
 
 SMALL: dict[str, Any] = {
     "iterations": 50, "batch": 16, "simulator_lr": 2e-2, "decoder_lr": 5e-3, "blocks": 0, "width": 8,
@@ -80,24 +79,4 @@ def test_features_of_any_shape_can_be_told_with_a_class(z_shape: tuple[int, ...]
 
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack = attacks.build("sdar", **SMALL)
-    access = on_meta(attack)
-
-    def twice(step: Any, *_: Any, terms: int = 1, **__: Any) -> list[list[float]]:
-        with nobody_waits():
-            assert [step().numel() for _ in range(2)] == [terms] * 2
-        return [[0.0]] * terms
-
-    monkeypatch.setattr("splitveil.attacks.sdar.train", twice)
-    monkeypatch.setattr("splitveil.attacks.sdar.stream", lambda *_: torch.Generator())
-    attack.fit(access)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"iterations": 0}, {"batch": 0}, {"width": 0}, {"blocks": -1}, {"simulator_lr": 0.0}, {"decoder_lr": 0.0},
-     {"feature_critic_lr": -1.0}, {"image_critic_lr": -1.0}, {"lambda1": -0.1}, {"lambda2": float("nan")}],
-)  # fmt: skip
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"sdar: {next(iter(options))} is"):
-        attacks.build("sdar", **options)
+    nobody_waits_in(attacks.build("sdar", **SMALL), monkeypatch, sdar)

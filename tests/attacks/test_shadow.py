@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 import torch
-from linear_edge import granted, model, noise, on_meta, private, seen, share_of_ceiling
-from on_device import nobody_waits
+from linear_edge import granted, model, nobody_waits_in, noise, private, seen, share_of_ceiling
 from torch import nn
 
 from splitveil import attacks
-from splitveil.attacks.shadow import Shadow, through_cloud
-from splitveil.attacks.shared import substitute_edge as substitute
+from splitveil.attacks import shadow
+from splitveil.attacks.shadow import through_cloud
+from splitveil.attacks.shared import substitute_edge
 from splitveil.attacks.shared.image_descent import total_variation
 from splitveil.attacks.shared.substitute_edge import critic, distance
 from splitveil.registry import UserError
@@ -67,28 +67,7 @@ def test_a_critic_gives_one_number_for_features_of_any_shape(shape: tuple[int, .
 
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack = Shadow(0, 1, 1e-3, "network", 0, 4, 1, 8, 1e-3, 1, 0.1, 0.0)
-    access = on_meta(attack)
-
-    def twice(step: Any, *_: Any, terms: int = 1, **__: Any) -> list[list[float]]:
-        with nobody_waits():
-            assert [step().numel() for _ in range(2)] == [terms] * 2
-        return [[0.0]] * terms
-
-    for module in (substitute, attacks.shadow):  # type: ignore[attr-defined]
-        monkeypatch.setattr(module, "train", twice)
-        monkeypatch.setattr(module, "stream", lambda *_: torch.Generator())
-    attack.fit(access)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"shadow_epochs": 0}, {"epochs": 0}, {"batch": 0}, {"width": 0}, {"blocks": -1}, {"steps": 0}, {"shadow_lr": 0.0},
-     {"lr": -1.0}, {"step_lr": 0.0}, {"tv": -1.0}],
-)  # fmt: skip
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"shadow: {next(iter(options))} is"):
-        attacks.build("shadow", **options)
+    nobody_waits_in(attacks.build("shadow", **SMALL), monkeypatch, shadow, substitute_edge)
 
 
 def test_an_inversion_that_there_is_not_is_refused() -> None:

@@ -1,18 +1,21 @@
 import functools
-import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reachable import reachable, share_memory
 from torch import Tensor, nn
 
 from splitveil import defences
-from splitveil.attacks import Attack
-from splitveil.attacks.threat import Access, Observation, ThreatModel, grant
+from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.threat import OWN_IMAGES, Access, Observation, ThreatModel, grant
 from splitveil.channel import Channel
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
@@ -136,77 +139,37 @@ def test_who_needs_the_classes_of_own_images(threat: ThreatModel, expected: bool
     assert threat.own_classes == expected
 
 
-def test_the_attacks_that_learn_from_classes_say_so() -> None:
-    needing = {name for name in ATTACKS.names() if ATTACKS[name].make({"seed": 0}).requires.own_classes}
-    assert needing == {"class_mean", "shadow", "sdar"}
+THREATS = st.builds(
+    ThreatModel, *[st.booleans()] * 5, st.sampled_from(OWN_IMAGES), st.sampled_from(["", "cifar10"]), *[st.booleans()] * 2,
+    observations=st.integers(1, 64),
+)  # fmt: skip
 
 
-# The leak walker: every tensor that can be reached from what an attack is given.
-
-SKIPPED = (
-    torch.Generator,
-    torch.device,
-    torch.dtype,
-    types.ModuleType,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-)
+@given(THREATS)
+def test_a_threat_model_is_stored_as_its_fields_and_comes_back(threat: ThreatModel) -> None:
+    stored = threat.to_dict()
+    assert stored == {field.name: getattr(threat, field.name) for field in fields(ThreatModel)}
+    assert ThreatModel.from_dict(json.loads(json.dumps(stored))) == threat
 
 
-def below(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value holds, one step down."""
-    if isinstance(value, dict | types.MappingProxyType):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-        yield from ((f".key({key!r})", key) for key in value)
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"[{i}]", item) for i, item in enumerate(value))
-    if isinstance(value, types.FunctionType):
-        yield from ((f".closure{i}", cell.cell_contents) for i, cell in enumerate(value.__closure__ or ()))
-        yield from ((f".default{i}", item) for i, item in enumerate(value.__defaults__ or ()))
-        yield ".kwdefaults", value.__kwdefaults__
-    if isinstance(value, types.MethodType):
-        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
-    if isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    if isinstance(value, type):
-        if not value.__module__.startswith(("torch", "builtins", "typing", "collections", "rich")):
-            yield from ((f".{name}", item) for name, item in vars(value).items())
-        return
-    yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, slot):
-                yield f".{slot}", getattr(value, slot)
-    if isinstance(value, Tensor):
-        yield ".grad", value.grad if value.is_leaf else None
-    yield ".__class__", type(value)
+@given(THREATS, THREATS, THREATS)
+def test_to_know_no_more_is_a_preorder_that_the_edge_has_no_part_in(
+    one: ThreatModel, two: ThreatModel, three: ThreatModel
+) -> None:
+    assert one.knows_no_more_than(one)
+    if one.knows_no_more_than(two) and two.knows_no_more_than(three):
+        assert one.knows_no_more_than(three)
+    edge = {"encoder_weights": two.encoder_weights, "architecture": two.architecture, "queries": two.queries}
+    assert replace(one, **edge).knows_no_more_than(three) == one.knows_no_more_than(three)
 
 
-def reachable(root: Any) -> Iterator[tuple[str, Tensor]]:
-    """All tensors (arrays as tensors) that can be reached, with the way to them."""
-    seen: dict[int, Any] = {}
-    todo: list[tuple[str, Any]] = [("", root)]
-    while todo:
-        path, value = todo.pop()
-        if id(value) in seen or isinstance(value, SKIPPED) or type(value).__module__.startswith("rich"):
-            continue
-        seen[id(value)] = value  # kept alive, or its id could be given to another object
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            value = torch.from_numpy(value if value.flags.writeable else value.copy())
-        if isinstance(value, Tensor):
-            yield path, value
-        todo += [(path + step, item) for step, item in below(value)]
-
-
-def memory(tensor: Tensor) -> range:
-    storage = tensor.untyped_storage()
-    return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+@pytest.mark.parametrize(
+    "more", [{"cloud_weights": True}, {"labels": True}, {"captured": True}, {"observations": 2}, {"auxiliary": "same set"}]
+)  # fmt: skip
+def test_who_has_one_thing_more_knows_more(more: dict[str, Any]) -> None:
+    less = ThreatModel()
+    assert less.knows_no_more_than(replace(less, **more)) and not replace(less, **more).knows_no_more_than(less)
+    assert not less.knows_no_more_than(replace(less, channel=False))
 
 
 def standard(rows: Tensor) -> Tensor:
@@ -221,10 +184,8 @@ def leaks(root: Any, private: list[Tensor]) -> list[str]:
     found = []
     pixels = private[0][0].numel()
     originals = standard(private[0].reshape(-1, pixels))
-    memories = [memory(tensor) for tensor in private]
     for path, tensor in reachable(root):
-        own = memory(tensor)
-        if any(own.start < theirs.stop and theirs.start < own.stop for theirs in memories):
+        if any(share_memory(tensor, image) for image in private):
             found.append(f"{path} shares memory")
         if tensor.grad_fn is not None:
             found.append(f"{path} has a graph, which keeps its inputs")
@@ -236,7 +197,7 @@ def leaks(root: Any, private: list[Tensor]) -> list[str]:
     return found
 
 
-class Spy(Attack):
+class Spy(Attack[AttackConfig]):
     """Asks for everything and looks for private images in all that it is given."""
 
     requires = ThreatModel(encoder_weights=True, cloud_weights=True, observations=2)
@@ -262,19 +223,16 @@ class Spy(Attack):
         Spy.walked.append(sum(1 for _ in reachable(given)))
 
 
-@dataclass(frozen=True)
-class SpyConfig:
-    pass
-
-
 @pytest.fixture
 def spied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Runs `splitveil attack` on a small defended run with the spy as its attack; returns what it found."""
     ATTACKS.names()  # discovered for good before the copy that the spy goes into
     monkeypatch.setattr(ATTACKS, "_entries", dict(ATTACKS._entries))
-    ATTACKS.register("spy", SpyConfig)(Spy)
+    ATTACKS.register("spy", AttackConfig)(Spy)
     monkeypatch.setattr(Spy, "found", [])
     monkeypatch.setattr(Spy, "walked", [])
+    monkeypatch.setattr("splitveil.evaluation.judge_network.STEPS", 1)  # the judge may be as bad as it likes
+    monkeypatch.setattr("splitveil.evaluation.judge_network.EPOCHS", 1)
     config = from_dict({
         "attacks": [{"name": "spy"}], "model": {"name": "small", "width": 4}, "cem": {"surrogate": "rate"},
         "defences": [{"name": "bottleneck"}, {"name": "gaussian"}],

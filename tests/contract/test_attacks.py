@@ -1,16 +1,21 @@
-"""What every registered attack must do. A new one is tested here without a line added; OPTIONS can make it small."""
+"""What every registered attack must do. A new one is tested here without a line added; its `quick` makes it small."""
 
+import copy
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from on_device import FROM_NUMBERS
+from reachable import reachable, share_memory
 from torch.overrides import TorchFunctionMode
 
+import splitveil.attacks
 from splitveil import defences
 from splitveil.attacks import Attack, build
 from splitveil.attacks.threat import Access, Observation, ThreatModel, grant
@@ -19,23 +24,23 @@ from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
-from splitveil.registry import ATTACKS, MODELS, UserError
+from splitveil.registry import ATTACKS, DEFENCES, MODELS, UserError
 from splitveil.split_model import SplitModel, build_model
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "deep_prior": {"steps": 4, "width": 2},
-    "refine": {"steps": 8, "own": 4, "blocks": 0, "width": 8, "epochs": 1, "batch": 32},
-    "rmle": {"steps": 8, "own": 4, "restarts": 3},
-    "decoder": {"blocks": 1, "width": 8, "epochs": 2, "batch": 32},
-    "shadow": {"shadow_epochs": 2, "blocks": 0, "width": 8, "epochs": 1, "batch": 50},
-    "sdar": {"iterations": 3, "batch": 16, "blocks": 0, "width": 8},
-    "fora": {"iterations": 3, "match_batch": 16, "substitute_width": 8, "blocks": 0, "width": 8, "epochs": 1},
-    "unsplit": {"rounds": 2, "image_steps": 2, "clone_steps": 2, "captured": 8, "steps": 4},
-    "diffusion": {"width": 2, "epochs": 1, "batch": 50, "steps": 3, "tune": 4, "samples": 1},
-    "gan": {"blocks": 0, "width": 8, "epochs": 2, "batch": 50, "critic_steps": 3, "critic_width": 4},
-}
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 CPU = torch.device("cpu")
+NEVER_ZERO = {
+    "decoder": "width epochs batch lr repeats", "deep_prior": "steps width batch lr",
+    "diffusion": "steps tune lr strength decoder_width",
+    "fora": "iterations substitute_width width epochs batch substitute_lr critic_lr lr",
+    "gan": "critic_steps critic_width lr critic_lr epochs", "nearest": "passes repeats", "refine": "own lr decoder_lr",
+    "ridge": "passes", "rmle": "steps restarts own lr", "sdar": "iterations batch width simulator_lr decoder_lr",
+    "shadow": "shadow_epochs epochs batch width steps shadow_lr lr step_lr",
+    "unsplit": "rounds image_steps clone_steps captured steps image_lr clone_lr",
+}  # fmt: skip
+"""Options for which 0 makes no sense; what is negative or no number is refused for all options of all attacks."""
+DIGGING = r"__closure__|cell_contents|\bgc\b|\binspect\b|(access|query|architecture)\._"
+"""How an attack would get at memory that its Access does not show."""
 WAITS = {
     "aten::_local_scalar_dense",
     "aten::nonzero",
@@ -59,14 +64,19 @@ def setting() -> tuple[SplitModel, Channel, DeviceImages, DeviceImages]:
     return model.eval(), channel, DeviceImages(own, CPU), DeviceImages(private, CPU)
 
 
-def granted(attack: Attack) -> Access:
-    model, channel, own, _ = setting()
-    return grant(attack.requires, model, channel, own, CPU, seed=5, captured=observation()[1].z[:, 0])
+def granted(attack: Attack, own: DeviceImages | None = None) -> Access:
+    model, channel, theirs, _ = setting()
+    wire = observation()[1].z[:, 0]
+    return grant(attack.requires, model, channel, own or theirs, CPU, seed=5, captured=wire)
+
+
+def quick(name: str, seed: int) -> Attack:
+    return build(name, seed=seed, **ATTACKS[name].build.quick)  # type: ignore[attr-defined]
 
 
 @cache
 def fitted(name: str) -> Attack:
-    attack = build(name, seed=3, **OPTIONS.get(name, {}))
+    attack = quick(name, seed=3)
     assert attack.fit(granted(attack)) is attack
     return attack
 
@@ -104,8 +114,8 @@ def test_it_gives_one_image_in_the_unit_interval_for_each_that_it_saw(name: str,
     assert not rebuilt.requires_grad
 
 
-# A small one is trained for seconds only; its own test says what it reaches.
-@pytest.mark.parametrize("name", [name for name in ATTACKS.names() if name not in OPTIONS])
+# One that `quick` makes small is trained for seconds only; its own test says what it reaches.
+@pytest.mark.parametrize("name", [name for name in ATTACKS.names() if not ATTACKS[name].build.quick])  # type: ignore[attr-defined]
 def test_it_is_not_worse_than_the_mean_image(name: str) -> None:
     x, seen = observation()
     mean = rebuilt_by(fitted("mean_image"), seen)
@@ -125,7 +135,7 @@ def test_each_image_is_rebuilt_from_its_own_release_alone(name: str) -> None:
 @every_attack
 def test_a_seed_gives_the_same_reconstructions_again(name: str) -> None:
     _, seen = observation()
-    again = build(name, seed=3, **OPTIONS.get(name, {}))
+    again = quick(name, seed=3)
     again.fit(granted(again))
     assert torch.equal(rebuilt_by(again, seen), rebuilt_by(fitted(name), seen))
 
@@ -136,7 +146,7 @@ def test_it_leaves_model_channel_and_images_as_they_were(name: str) -> None:
     before = [tensor.clone() for part in (model, channel) for tensor in part.state_dict().values()] + [
         own.images.clone()
     ]
-    attack = build(name, seed=4, **OPTIONS.get(name, {}))
+    attack = quick(name, seed=4)
     rebuilt_by(attack.fit(granted(attack)), observation()[1])
     after = [tensor for part in (model, channel) for tensor in part.state_dict().values()] + [own.images]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -161,8 +171,43 @@ def test_it_says_what_it_needs_and_works_with_no_more_than_that(name: str) -> No
 
 
 @every_attack
+def test_it_learns_from_the_classes_of_its_own_images_only_if_its_threat_model_says_so(name: str) -> None:
+    attack, mixed, (_, seen) = quick(name, seed=3), copy.copy(setting()[2]), observation()
+    mixed.labels = mixed.labels.roll(1)
+    same = torch.equal(rebuilt_by(attack.fit(granted(attack, mixed)), seen), rebuilt_by(fitted(name), seen))
+    assert same != attack.requires.own_classes
+
+
+@pytest.mark.parametrize("defence", DEFENCES.names())
+def test_a_black_box_reaches_no_number_of_the_edge_by_attributes_and_items(defence: str) -> None:
+    """Whatever defends: neither the query nor the channel nor the architecture leads to the victim's edge."""
+    channel = Channel(
+        [defences.build(name) for name in sorted({"adversarial", defence})]
+    )  # some need its proxy decoder
+    model = channel.rebuild(build_model(MODELS["small"].config(width=4), (1, 32, 32), 10))  # type: ignore[call-arg]
+    threat = ThreatModel(architecture=True, cloud_weights=True, captured=True)
+    access = grant(threat, model, channel, setting()[2], CPU, 0, torch.zeros(2, *model.z_shape))
+    edge = [*model.edge.parameters(), *model.edge.buffers()]
+
+    def ways(given: object) -> list[str]:
+        found = reachable(given, closures=False)
+        return [way for way, tensor in found if any(share_memory(tensor, part) for part in edge)]
+
+    assert access.query is not None and set(vars(access.query)) == {"generator"}
+    assert ways(access) == []
+    assert len(ways((access, model))) == len(edge)  # the walker would have found them
+
+
+def test_no_attack_digs_for_what_it_was_not_given() -> None:
+    folder = Path(splitveil.attacks.__file__).parent
+    for file in folder.rglob("*.py"):
+        assert not re.search(DIGGING, file.read_text()) or file.name == "threat.py", file.name
+    assert re.search(DIGGING, "access.query.__closure__[0].cell_contents") and re.search(DIGGING, "access.query._edge")
+
+
+@every_attack
 def test_its_progress_only_grows_and_its_losses_are_numbers(name: str) -> None:
-    attack = build(name, seed=0, **OPTIONS.get(name, {}))
+    attack = quick(name, seed=0)
     seen: list[float] = []
     attack.on_progress = lambda done, total: seen.append(done / total)
     attack.fit(granted(attack))
@@ -186,7 +231,7 @@ def waits_in(body: Callable[[], object]) -> set[str]:
     return {event.key for event in seen.key_averages()} & WAITS
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@every_attack
 def test_every_step_of_it_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[set[str]] = []
 
@@ -201,10 +246,10 @@ def test_every_step_of_it_can_be_captured(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         torch.optim.Adam, "step", lambda adam: None
     )  # without a GPU it reads how many steps it has made
-    attack = build(name, seed=0, **OPTIONS[name])
+    attack = quick(name, seed=0)
     rebuilt_by(attack.fit(granted(attack)), observation()[1])
-    assert found
-    assert not set.union(*found)
+    assert found or not attack.quick
+    assert not set().union(*found)
 
 
 def test_a_step_that_cannot_be_captured_is_found() -> None:
@@ -222,6 +267,33 @@ def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> No
     for field in dataclasses.fields(ATTACKS[name].config):
         with pytest.raises(UserError, match=f"did you mean '{field.name}'"):
             build(name, **{f"{field.name}s": 1})
+
+
+def refused(name: str, option: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"^attack '{name}': {option} is {value}, must be "):
+        build(name, **{option: value})
+
+
+@every_attack
+def test_a_number_that_is_negative_or_no_number_is_refused(name: str) -> None:
+    for field in dataclasses.fields(ATTACKS[name].config):
+        if field.type in (int, float, float | None, int | None):
+            for value in (-1, float("nan"), float("inf")):
+                refused(name, field.name, value)
+
+
+@pytest.mark.parametrize("name", NEVER_ZERO)
+def test_zero_is_refused_where_it_makes_no_sense(name: str) -> None:
+    for option in NEVER_ZERO[name].split():
+        refused(name, option, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [("decoder", "ema", 1), ("diffusion", "eta", 1.5), ("fora", "mmd", 1.1), ("fora", "match_batch", 1)],
+)  # fmt: skip
+def test_what_is_too_much_or_too_little_for_one_attack_is_refused(name: str, option: str, value: float) -> None:
+    refused(name, option, value)
 
 
 def test_an_unknown_attack_is_refused_with_a_suggestion() -> None:

@@ -82,16 +82,12 @@ class LeastSquaresConfig(AttackConfig):
     """The attacker's images that are used."""
 
 
-class LeastSquares(Attack):
+class LeastSquares(Attack[LeastSquaresConfig]):
     """A linear inverse without regularisation: at its worst where it has about as many images as z has entries."""
-
-    def __init__(self, seed: int, images: int) -> None:
-        super().__init__(seed)
-        self.images = images
 
     def fit(self, access: Access) -> "LeastSquares":
         assert access.query is not None and access.auxiliary is not None
-        x = access.auxiliary.take(slice(self.images))
+        x = access.auxiliary.take(slice(self.config.images))
         self.shape_, z = access.x_shape, access.query(x)[:, 0].flatten(1)
         self.weights_ = torch.linalg.lstsq(z.double(), x.flatten(1).double(), driver="gelsd").solution
         return self

@@ -90,7 +90,7 @@ class Guess(attacks.Attack):
     """Answers with grey; notes how often each image was shown."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__(seed=0)
+        super().__init__(attacks.AttackConfig(), seed=0)
         self.shape = shape
 
     def reconstruct(self, observation: Observation) -> Tensor:

@@ -182,7 +182,7 @@ def test_the_estimate_grows_with_epochs_and_is_none_for_what_is_refused(
     parts, auxiliary = load_parts(run, splits, CPU), DeviceImages(splits.auxiliary, CPU)
 
     def sliver(attack: Any, *args: object) -> tuple[float, float]:
-        return 1.0 + 0.5 * attack.epochs, 0.25
+        return 1.0 + 0.5 * attack.config.epochs, 0.25
 
     config = ATTACKS["decoder"].config(epochs=21)
     assert counts(config) == {"epochs": 21}

@@ -1,4 +1,4 @@
-"""What attacks that train or descend are made of: checks of options, held-out images, an Adam, a falling rate, and a loop.
+"""What attacks that train are made of: held-out images, an Adam with a falling rate, and a loop that a GPU can replay.
 
     learner = Learner(net.parameters(), lr)
 
@@ -9,9 +9,9 @@
 
     (losses,) = train(step, [100] * 20, device, [generator], before=lambda part: learner.slow(part / 20))
 
-On a GPU a launch replays several steps, recorded as one CUDA graph (`capture`): a step must not wait for the device, and what it
-draws must come from the generators given, or from torch's own. Between two parts the host may do what it likes; losses stay on
-the device and are read once, at the end.
+On a GPU a launch replays several steps that were recorded as one CUDA graph (`splitveil.device.launch`). So a step must not wait
+for the device, and its random numbers must come from the given generators or from torch's own. Between two parts the host may do
+anything; losses stay on the device and are read once, at the end.
 """
 
 import copy
@@ -24,41 +24,20 @@ from torch import Tensor, nn
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.device.capture import lr_on, set_lr
 from splitveil.device.launch import Repeated, one_by_one
-from splitveil.registry import UserError
 from splitveil.rng import stream
 
 POINTS = 50
-"""Means of the loss that a training without epochs gives, at most."""
-
-
-def at_least(attack: str, bound: int, **values: int) -> None:
-    """Refuses whole numbers below a bound."""
-    for name, value in values.items():
-        if value < bound:
-            raise UserError(f"{attack}: {name} is {value}, must be at least {bound}")
-
-
-def above_zero(attack: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise UserError(f"{attack}: {name} is {value}, must be above 0; 1e-3 is a good start")
-
-
-def not_negative(attack: str, **values: float | None) -> None:
-    """None stands for a number that the attack will choose."""
-    for name, value in values.items():
-        if value is not None and not 0 <= value < float("inf"):
-            raise UserError(f"{attack}: {name} is {value}, must be 0 or more")
+"""Most means of the loss that a training without epochs reports."""
 
 
 def which_out(count: int, of: int, device: torch.device) -> Tensor:
-    """Which `count` of `of` images are held out, one at least: [of] bool; drawn, as every tenth of a set may be of one class."""
+    """Which `count` of `of` images are held out, at least one: [of] bool. Drawn at random, as every tenth may be of one class."""
     order = torch.randperm(of, generator=stream("cpu", 0, "held out"))
     return (order < max(1, count)).to(device)
 
 
 def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImages]:
-    """The images but for `count` of them, and those; where there is only one, it is in both."""
+    """All images but `count`, and those `count`; if there is only one image, it is in both."""
     parts, out = (copy.copy(images), copy.copy(images)), which_out(count, len(images), images.device)
     for part, chosen in zip(parts, (~out if len(images) > 1 else out, out)):
         part.images, part.labels = images.images[chosen], images.labels[chosen]
@@ -66,10 +45,10 @@ def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImag
 
 
 class Watch:
-    """The error of a network on images that were held out, after every epoch, and its weights when that was least.
+    """Notes the error of a network on held-out images after every epoch, and keeps the weights with the least error.
 
-    Training error falls for as long as a network of this size can learn its images by heart; this says whether a longer attack
-    would do better. Nothing here waits for the device.
+    The training error falls for as long as the network can learn its images by heart; the held-out error says whether a longer
+    training would help. Nothing here waits for the device.
     """
 
     def __init__(self, net: nn.Module, error: Callable[[], Tensor], epochs: int) -> None:
@@ -89,14 +68,14 @@ class Watch:
             best.copy_(torch.where(better, live, best))
 
     def put(self) -> list[float]:
-        """The best weights into the network; the errors."""
+        """Put the best weights into the network and return the errors."""
         for live, best in zip(self.live, self.best):
             live.copy_(best)
         return self.errors.tolist()
 
 
 class Learner:
-    """Parameters and their Adam: `step` reaches these and nothing else, whatever else the loss passes through."""
+    """Parameters and their Adam. `step` changes only these, whatever other parameters the loss depends on."""
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, amsgrad: bool = False, eps: float = 1e-8,
@@ -115,7 +94,7 @@ class Learner:
     def step(self, loss: Tensor) -> None:
         if self.adam is not None:
             self.adam.zero_grad(set_to_none=True)
-            loss.backward(inputs=self.parameters)  # edge, cloud and channel get no gradients: they are the victim's
+            loss.backward(inputs=self.parameters)  # no gradients for edge, cloud and channel: they are the victim's
             self.adam.step()
 
     def set_lr(self, lr: float) -> None:
@@ -123,13 +102,13 @@ class Learner:
             set_lr(self.adam, lr)
 
     def slow(self, share: float, last: float = 1e-5) -> None:
-        """The rate at a share of the training: half a cosine from the first to the `last`, 1e-5 as in the decoders' code."""
+        """Set the rate for this share of the training: half a cosine from the first to `last` (1e-5 as in CEM's code)."""
         last = min(last, self.lr)
         self.set_lr(last + (self.lr - last) * 0.5 * (1 + cos(pi * share)))
 
 
-class Behind:
-    """Lets the host run one part ahead of the device, and no more: the device never waits, and progress is nearly true."""
+class OnePartAhead:
+    """Lets the host run one part ahead of the device and no more: the device never waits, and progress is nearly true."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.last = device, None
@@ -146,8 +125,9 @@ def train(
     before: Callable[[int], None] = lambda part: None, tell: Callable[[int, int], None] = lambda done, total: None,
     terms: int = 1, after: Callable[[int], None] = lambda part: None,
 ) -> list[list[float]]:  # fmt: skip
-    """Parts of `counts` steps each, `before` which the host may set rates and `after` which it may look; for each loss of a step
-    its mean over each part.
+    """Train in parts of `counts` steps each; the mean of each of the step's losses over each part.
+
+    The host may set rates `before` a part and look at the network `after` it; both get the part's number.
     """
     parts, together = len(counts), gcd(*counts)
     history, part = torch.zeros(parts, terms, device=device), torch.zeros(1, dtype=torch.int64, device=device)
@@ -155,7 +135,7 @@ def train(
     def body() -> None:
         history.index_add_(0, part, step().detach().reshape(1, terms))
 
-    calls, wait = sum(counts) // together, Behind(device)
+    calls, wait = sum(counts) // together, OnePartAhead(device)
     steps = Repeated(one_by_one(body), together, device, generators, calls=calls)
     for done, count in enumerate(counts):
         before(done)
@@ -169,7 +149,7 @@ def train(
 
 
 def points(steps: int) -> list[int]:
-    """Steps of each of at most POINTS parts of a training, as equal as may be."""
+    """Divide a training into at most POINTS parts, as equal as possible; the steps of each."""
     parts = min(POINTS, steps)
     return [(part + 1) * steps // parts - part * steps // parts for part in range(parts)]
 
@@ -178,7 +158,7 @@ def train_in_epochs(
     step: Callable[[], Tensor], feed: Feed, learners: Sequence[Learner], epochs: int, seed: int,
     generators: Iterable[torch.Generator], tell: Callable[[int, int], None], after: Callable[[int], None] = lambda epoch: None,
 ) -> list[float]:  # fmt: skip
-    """Steps that each take a batch from the feed, at rates that fall to 1e-5; the mean loss of each epoch."""
+    """Train with steps that each take a batch from the feed, at rates that fall to 1e-5; the mean loss of each epoch."""
 
     def before(epoch: int) -> None:
         feed.begin(seed, epoch)

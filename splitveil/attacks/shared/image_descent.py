@@ -1,16 +1,17 @@
-"""What the white-box attacks share: z' of x as they can differentiate it, its distance to what was seen, and the descent.
+"""What the white-box attacks share: a differentiable z' of x, its distance to what was seen, and the descent of images.
 
     distance_i(x) = mean over seen entries of (R(x_i) - z'_i)^2          R: edge and channel, or what stands in for them
     TV(x)         = mean (x[h+1, w] - x[h, w])^2 + mean (x[h, w+1] - x[h, w])^2
 
-    x             [b, c, h, w]     b images, optimised side by side; losses are [b] and their sum is descended, so that no
-    z, z'         [b, *z_shape]    image has an influence on another
-    seen          [b, *z_shape]    entries of z' that are matched
+    x             [b, c, h, w]     b images, optimised side by side: losses are [b] and their sum is minimised, so that no
+                                   image influences another
+    z, z'         [b, *z_shape]    features of x, and those that were seen
+    seen          [b, *z_shape]    1 for the entries of z' that are matched
     r, K          releases of one image that were observed; draws of the channel for one gradient (EoT, Athalye et al. 2018)
 
-What stands in for a defence follows its hints. Zero-mean noise is left out: its mean is what several releases are averaged to,
-and the gradient is exact. Where the zeros of z' show a mask (dropout, topk), the edge is matched on the other entries, unless a
-defence behind it covers the zeros. Everything else is sent as the device sends it, with draws of its own.
+What stands in for a defence follows its hints. Zero-mean noise is left out: the average of several releases tends to its mean,
+and the gradient is exact. Where the zeros of z' show a mask (dropout, topk), only the other entries are matched, unless a later
+defence hides the zeros. Every other defence acts as on the device, with random numbers of the attacker's own.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,24 +26,24 @@ from splitveil.defences import AttackHints, Defence
 from splitveil.device.launch import Repeated, one_by_one
 
 POINTS = 21
-"""Places in a descent at which its course is noted, the start and the end among them."""
+"""How often the course of a descent is noted, its start and end included."""
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """[b, c, h, w] -> [b]; squared differences, mean over places (He et al. 2019, beta = 2)."""
+    """[b, c, h, w] -> [b]: mean squared difference of neighbours (He et al. 2019, beta = 2)."""
     down, right = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
     return down.square().flatten(1).mean(1) + right.square().flatten(1).mean(1)
 
 
 class Target(NamedTuple):
-    """What R(x) has to come to."""
+    """What R(x) is to match."""
 
     z: Tensor  # [b, *z_shape]
     seen: Tensor  # [b, *z_shape], 1 where it is known, else 0
 
 
 def target_of(z: Tensor, masked: bool) -> Target:
-    """The mean of the releases [b, r, *z_shape]; of a mask that its zeros show, of those in which an entry came through."""
+    """The mean of the releases [b, r, *z_shape]; if `masked`, for each entry the mean of the releases that kept it."""
     if not masked:
         return Target(z.mean(1), torch.ones_like(z[:, 0]))
     times = (z != 0).sum(1)
@@ -56,7 +57,7 @@ def matched_distance(z: Tensor, target: Target) -> Tensor:
 
 
 class Release:
-    """R: x -> z', differentiable. `draws` is K; with 0 zero-mean noise is left out, and what cannot be left out is drawn once."""
+    """R: x -> z', differentiable. `draws` is K; 0 leaves out zero-mean noise and draws once what cannot be left out."""
 
     def __init__(self, access: Access, generator: torch.Generator, draws: int = 0) -> None:
         assert access.edge is not None and access.channel is not None and access.hints is not None
@@ -68,11 +69,11 @@ class Release:
             self.gain = acting.pop()[1].gain
         self.steps = [(defence, self._is_sent(defence, hint, draws)) for defence, hint in acting]
         self.random = any(sent and hint.random for (_, sent), (_, hint) in zip(self.steps, acting))
-        """Two calls differ."""
+        """Two calls give different z'."""
         self.draws = max(1, draws) if self.random else 1
 
     def _is_sent(self, defence: Defence, hint: AttackHints, draws: int) -> bool:
-        """Whether it acts as on the device; else its mean, `clean`, stands in for it."""
+        """True if the defence acts as on the device; otherwise its mean, `clean`, stands in for it."""
         if hint.random and draws:
             return True
         return hint.stand_in != "identity" and defence.noise_std is None and hint.mask != "random"
@@ -88,12 +89,12 @@ class Release:
         return z * self.gain
 
     def distance(self, x: Tensor, target: Target) -> Tensor:
-        """[b]; mean over the draws, so that its gradient is the mean of theirs."""
+        """Mean over the draws, [b]; its gradient is the mean of their gradients."""
         return torch.stack([matched_distance(z, target) for z in self(x)]).mean(0)
 
 
 def places(steps: int) -> list[int]:
-    """Steps of a descent before which its course is noted, and its end."""
+    """The steps before which the course of a descent is noted, and its end."""
     return [*range(0, steps, max(1, -(-steps // (POINTS - 1)))), steps]
 
 
@@ -102,10 +103,10 @@ def descend(
     generators: Iterable[torch.Generator] = (), watch: Callable[[Tensor], Tensor] | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Images [b, c, h, w] from `start` down a loss that gives [b], within [0, 1]; and `watch(x)` at `places(steps)`, [points, b].
+    """Images [b, c, h, w] in [0, 1] after a descent of their losses [b]; and `watch(x)` at `places(steps)`, [points, b].
 
-    AMSGrad, its rate on half a cosine to 0 over `steps`, of which those before `stop` are made. Clamped after each step, not
-    behind a sigmoid: black and white pixels are common, and a sigmoid reaches them never and has no gradient near them.
+    AMSGrad; its rate follows half a cosine to 0 over `steps`, and the descent ends early at `stop`. Images are clamped after each
+    step instead of passed through a sigmoid: black and white pixels are common, and a sigmoid never reaches them.
     """
     x, course, noted = start.clone().requires_grad_(), list[Tensor](), places(steps)
     learner, made = Learner([x], lr, amsgrad=True, eps=eps), steps if stop is None else stop
@@ -115,7 +116,7 @@ def descend(
             learner.step(loss_of(x).sum())
         x.data.clamp_(0, 1)
 
-    launch = Repeated(one_by_one(step), 1, x.device, generators)  # one a time: the rate is another at every step
+    launch = Repeated(one_by_one(step), 1, x.device, generators)  # one at a time: every step has another rate
     for i in range(made + 1):
         if i in noted and watch is not None:
             course.append(watch(x.detach()))

@@ -1,68 +1,70 @@
-"""What the attacks with an inverse network share (`decoder`, `gan`): the network, and what it is told.
+"""What the attacks with an inverse network share (`decoder`, `gan`): the network and its inputs.
 
     x^ = D(z, mask, logits)                             z = pool(z'_1 … z'_r)
     x^ = start + 2 D(z, mask, logits, z - p) - 1        with prototypes
 
     z'        [b, r, *z_shape]   r releases of each image, as they were sent
-    z         [b, *z_shape]      their mean; for a channel whose zeros show a mask (dropout) the mean of what was kept, because a
-                                 lost entry is known to be lost and would only pull the mean towards 0
+    z         [b, *z_shape]      their mean; if the channel zeroes entries at random (dropout), the mean over the releases that
+                                 kept an entry, because the zeros of the others would only pull it towards 0
     mask      [b, *z_shape]      share of the releases in which an entry was not 0
     logits    [b, classes]       the cloud's answer to the first release, as constant maps
     p, start  [b, *z_shape], [b, c, h, w]: the nearest prototype and its mean image (see `decoder`); 2 D - 1 is in (-1, 1)
 
-D is "res N# C#" of `splitveil.models.decoder`. All of it is a function of what was sent: to an unlimited network the mask is no
-news, to a real one it is, because telling a lost entry from a small one takes a function that is different at exactly 0.
-Letters: b batch, r releases, d numbers in z, k prototypes.
+D is "res N# C#" of `splitveil.models.decoder`. The mask can be computed from z', so an unlimited network would not need it. A
+real one does: to tell a lost entry from a small one, it would have to learn a function that jumps at exactly 0. Letters: b
+batch, r releases, d numbers in z, k prototypes.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Watch, at_least, held_out
+from splitveil.attacks.shared.fitting import Watch, held_out
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
 from splitveil.models.decoder import res_decoder
+from splitveil.options import option
 
 CHUNK = 500
-"""Images rebuilt at a time."""
+"""Images that are rebuilt at a time."""
 HELD_OUT = 20, 500
-"""One of so many images is held out, and at most so many of them."""
+"""One image in 20 is held out, and at most 500."""
 
 
 @dataclass(frozen=True)
 class InverseConfig(AttackConfig):
-    blocks: int = 8
+    blocks: int = option(8, at_least=0)
     """ResBlocks at the resolution of z (N)."""
-    width: int = 64
+    width: int = option(64, at_least=1)
     """Channels (C)."""
-    epochs: int = 50
+    epochs: int = option(50, at_least=1)
     """Passes over the attacker's images."""
-    batch: int = 256
+    batch: int = option(256, at_least=1)
     """Images a step."""
-    repeats: int = 1
-    """Releases of one image that are seen, in training and in the attack; 4, 16 and 64 are usual."""
+    repeats: int = option(1, at_least=1)
+    """Releases of one image that the attacker sees, in training and in the attack; 4, 16 and 64 are usual."""
     mask: bool = False
     """Tell the network which entries of z were zero: for dropout and topk."""
     logits: bool = False
-    """Tell the network the cloud's answer; the attacker is the server then."""
+    """Tell the network the cloud's answer; the attacker is then the server."""
 
 
 def loses_entries(hints: Sequence[AttackHints] | None) -> bool:
-    """True if zeros in what is sent are entries that a random mask took, so that another release may have them."""
+    """True if a random mask zeroes entries of what is sent, so that another release may show them."""
     return any(hint.mask == "random" for hint in hints or ())
 
 
 def pool(sent: Tensor, kept: bool) -> Tensor:
-    """[b, r, *z_shape] -> [b, *z_shape]: the mean of the releases, or of what is not 0 in them."""
+    """[b, r, *z_shape] -> [b, *z_shape]: the mean of the releases; with `kept` the mean of their entries that are not 0."""
     return sent.sum(1) / (sent != 0).sum(1).clamp_min(1) if kept else sent.mean(1)
 
 
-def seen(sent: Tensor) -> Tensor:
+def share_seen(sent: Tensor) -> Tensor:
     """[b, r, *z_shape] -> [b, *z_shape]: the share of the releases in which an entry is not 0."""
     return (sent != 0).float().mean(1)
 
@@ -84,14 +86,14 @@ def join(z: Tensor, others: Sequence[Tensor]) -> Tensor:
 
 
 def nearest_row(z: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
-    """[b, d], [n, d] and which entries of each z count, [b, d] -> [b], the row at the least squared distance."""
+    """Index of the row [n, d] nearest to each z [b, d], by squared distance over the entries in `mask` [b, d]: [b]."""
     if mask is None:
         return (rows.square().sum(1) - 2 * z @ rows.T).argmin(1)
     return (mask @ rows.square().T - 2 * (mask * z) @ rows.T).argmin(1)
 
 
 class Inverse(nn.Module):
-    """The network, and what it is told: [b, r, *z_shape] (and logits) -> [b, *x_shape]."""
+    """The network D with its inputs: [b, r, *z_shape] (and logits) -> [b, *x_shape]."""
 
     centres: Tensor | None
     starts: Tensor | None
@@ -111,45 +113,42 @@ class Inverse(nn.Module):
 
     def forward(self, sent: Tensor, logits: Tensor | None = None) -> Tensor:
         z = pool(sent, self.kept)
-        told = ([seen(sent)] if self.mask else []) + ([logits] if logits is not None else [])
+        told = ([share_seen(sent)] if self.mask else []) + ([logits] if logits is not None else [])
         if self.centres is None or self.starts is None:
             return self.net(join(z, told))
         nearest = nearest_row(z.flatten(1), self.centres.flatten(1))
         return self.starts[nearest] + 2 * self.net(join(z, [*told, z - self.centres[nearest]])) - 1
 
 
-class InverseAttack(Attack):
-    """Base of `decoder` and `gan`: the checked options, what the network is told, and the rebuilding."""
+I = TypeVar("I", bound=InverseConfig)
+
+
+class InverseAttack(Attack[I]):
+    """Base of `decoder` and `gan`: builds the inverse network, gives it its inputs, and rebuilds images with it."""
 
     net_: Inverse
 
-    def __init__(
-        self, name: str, seed: int, blocks: int, width: int, epochs: int, batch: int, repeats: int, mask: bool, logits: bool
-    ) -> None:  # fmt: skip
-        super().__init__(seed)
-        at_least(name, 1, width=width, epochs=epochs, batch=batch, repeats=repeats)
-        at_least(name, 0, blocks=blocks)
-        self.name, self.blocks, self.width, self.epochs, self.batch = name, blocks, width, epochs, batch
-        self.mask, self.logits = mask, logits
-        self.requires = ThreatModel(cloud_weights=logits, observations=repeats)
+    def __init__(self, config: I, seed: int) -> None:
+        super().__init__(config, seed)
+        self.requires = ThreatModel(cloud_weights=config.logits, observations=config.repeats)
 
     def network(
         self, access: Access, blocks: int, width: int, prototypes: tuple[Tensor, Tensor] | None = None
     ) -> Inverse:
-        """As the options want it, with random weights; the caller has seeded them."""
+        """A network with the inputs that the options ask for and random weights; the caller sets the seed."""
         return Inverse(
-            access.z_shape, access.x_shape, blocks, width, kept=loses_entries(access.hints), mask=self.mask,
-            classes=self._classes(access) if self.logits else 0, prototypes=prototypes,
+            access.z_shape, access.x_shape, blocks, width, kept=loses_entries(access.hints), mask=self.config.mask,
+            classes=self._classes(access) if self.config.logits else 0, prototypes=prototypes,
         )  # fmt: skip
 
     def ask(self, access: Access, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is seen of own images: fresh releases, and the cloud's answer to the first as `evaluate` gives it."""
+        """What the attacker sees of own images: fresh releases, and with `logits` the cloud's answer to the first."""
         assert access.query is not None
         sent = access.query(x)
-        return sent, self._answer(access, sent) if self.logits else None
+        return sent, self._answer(access, sent) if self.config.logits else None
 
-    def apart(self, access: Access) -> tuple[Access, DeviceImages]:
-        """Access without the few images that are held out, and these."""
+    def hold_out(self, access: Access) -> tuple[Access, DeviceImages]:
+        """Access without the few images that are held out, and the images held out."""
         assert access.auxiliary is not None
         every, most = HELD_OUT
         images, out = held_out(access.auxiliary, min(most, len(access.auxiliary) // every))
@@ -158,10 +157,10 @@ class InverseAttack(Attack):
     def watch(
         self, access: Access, net: Inverse, out: DeviceImages, error: Callable[[Tensor, Tensor], Tensor]
     ) -> Watch:
-        """The network's error on images that are held out, each sent once for all epochs."""
+        """Watches the network's error on the held-out images; each of these is sent only once, for all epochs."""
         x = out.take(slice(None))
         asked = self.ask(access, x)
-        return Watch(net, lambda: error(net(*asked), x), self.epochs)
+        return Watch(net, lambda: error(net(*asked), x), self.config.epochs)
 
     @torch.no_grad()
     def _answer(self, access: Access, sent: Tensor) -> Tensor:
@@ -169,13 +168,12 @@ class InverseAttack(Attack):
         return access.cloud(sent[:, 0].clone()).float()  # its first layer may work in place
 
     def _classes(self, access: Access) -> int:
-        """The cloud's, which may have more outputs than the attacker's images have classes."""
+        """Outputs of the cloud; there may be more than the attacker's images have classes."""
         assert access.query is not None and access.auxiliary is not None
         return self._answer(access, torch.zeros(2, 1, *access.z_shape, device=access.auxiliary.device)).shape[1]
 
     @torch.no_grad()
     def reconstruct(self, observation: Observation) -> Tensor:
-        answers = observation.logits.float().split(CHUNK) if self.logits and observation.logits is not None else None
-        parts = observation.z.split(CHUNK)
-        told = answers if answers is not None else (None,) * len(parts)
+        parts, logits = observation.z.split(CHUNK), observation.logits if self.config.logits else None
+        told = (None,) * len(parts) if logits is None else logits.float().split(CHUNK)
         return torch.cat([self.net_(z, logits) for z, logits in zip(parts, told)]).clamp(0, 1)

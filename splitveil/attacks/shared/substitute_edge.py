@@ -1,4 +1,4 @@
-"""What the attacks without queries share: a substitute f of the edge, trained somehow, and its inverse.
+"""What the attacks without queries share: ways to invert a substitute f of the edge that they have trained.
 
     inverse network    min_D  E || D(M(f(x))) - x ||^2          x the attacker's images, fresh channel noise at every step
     nearest image      min_x  mean (f(x) - z)^2 + tv TV(x) + l2 mean x^2          for each image on its own
@@ -6,8 +6,7 @@
 
     x [b, c, h, w] in [0, 1]     z [b, *z_shape]     M the channel     TV mean squared differences of neighbours
 
-Batches are drawn with replacement, so that a step of any loop is the same kernels every time and can be captured. No attack is
-registered here.
+Batches are drawn with replacement, so that every step launches the same kernels and can be captured.
 """
 
 from collections.abc import Callable
@@ -24,13 +23,13 @@ from splitveil.models.decoder import as_image, res_decoder
 from splitveil.rng import stream
 
 
-def draw(rows: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    """Which rows are in the next batch, with replacement: [min(batch, all)]."""
+def draw_rows(rows: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """Indices of the rows in the next batch, drawn with replacement: [min(batch, all)]."""
     return torch.randint(len(rows), (min(batch, len(rows)),), generator=generator, device=rows.device)
 
 
 def send(channel: Channel | None, z: Tensor, x: Tensor, generator: torch.Generator) -> Tensor:
-    """What would leave the device; a copy in any case: the cloud may begin with an in-place layer."""
+    """What would leave the device; always a new tensor, as the cloud may begin with an in-place layer."""
     return z.clone() if channel is None else channel.send(z, x, generator)
 
 
@@ -38,13 +37,13 @@ def train_inverse(
     edge: nn.Module, channel: Channel | None, images: DeviceImages, z_shape: tuple[int, ...], seed: int, blocks: int,
     width: int, epochs: int, batch: int, lr: float, tell: Callable[[int, int], None],
 ) -> tuple[nn.Module, list[float]]:  # fmt: skip
-    """The inverse network of an edge of the attacker's own, and its loss over the training."""
+    """Train the inverse network of an edge that the attacker has; the network, and its loss over the training."""
     edge.eval()
     net = res_decoder(z_shape, tuple(images.images.shape[1:]), blocks, width).to(images.device)
     learner, generator = Learner(net.parameters(), lr, weight_decay=1e-4), stream(images.device, seed, "inverse")
 
     def step() -> Tensor:
-        x = images.take(draw(images.labels, batch, generator))
+        x = images.take(draw_rows(images.labels, batch, generator))
         with torch.no_grad():
             z = send(channel, edge(x), x, generator)
         loss = F.mse_loss(net(z), x)
@@ -57,8 +56,8 @@ def train_inverse(
 
 
 @torch.no_grad()
-def settle(net: nn.Module, z: Tensor) -> None:
-    """BatchNorm's statistics from the features that the net will meet, not from a substitute's (AdaBN, Li et al. 2017)."""
+def adapt_batchnorm(net: nn.Module, z: Tensor) -> None:
+    """Take BatchNorm's statistics from the features z that the net will see, not from a substitute's (AdaBN, Li et al. 2017)."""
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     net.train()
     for i, part in enumerate(z.split(500)):
@@ -69,18 +68,18 @@ def settle(net: nn.Module, z: Tensor) -> None:
 
 
 @torch.no_grad()
-def by_network(net: nn.Module, z: Tensor) -> Tensor:
-    """Images of releases [n, r, *z_shape], in portions."""
+def rebuild_by_network(net: nn.Module, z: Tensor) -> Tensor:
+    """Images from releases [n, r, *z_shape], 500 at a time."""
     return torch.cat([net(part.mean(1)) for part in z.split(500)])
 
 
 def distance(edge: nn.Module, x: Tensor, z: Tensor, tv: float, l2: float) -> Tensor:
-    """[b]: how far an image is from explaining z, and from being smooth and small."""
+    """How far each image is from explaining z, and from being smooth and small: [b]."""
     miss = (edge(x.clone()) - z).square().flatten(1).mean(1)  # a copy: an edge may begin with an in-place layer
     return miss + tv * total_variation(x) + l2 * x.square().mean((1, 2, 3))
 
 
-def nearest_image(
+def image_by_descent(
     edge: nn.Module, z: Tensor, x_shape: tuple[int, ...], steps: int, lr: float, tv: float, l2: float
 ) -> Tensor:
     """argmin of `distance` for each z [b, *z_shape], from grey; `edge` must be in eval mode: no image sees another."""

@@ -1,14 +1,10 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
-from splitveil.attacks.shared import fitting as training
 from splitveil.attacks.shared.fitting import Learner, Watch, held_out, points, train, which_out
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.registry import UserError
 
 CPU = torch.device("cpu")
 
@@ -68,17 +64,6 @@ def test_the_held_out_tenth_has_every_class_though_the_images_lie_class_by_class
     assert len(both.unique(dim=0)) == len(
         images.images.flatten(1).unique(dim=0)
     )  # no image is in both, and none is lost
-
-
-@pytest.mark.parametrize(
-    ("check", "value"),
-    [(lambda **v: training.at_least("it", 1, **v), 0), (lambda **v: training.above_zero("it", **v), 0.0),
-     (lambda **v: training.not_negative("it", **v), -1.0), (lambda **v: training.not_negative("it", **v), float("nan"))],
-)  # fmt: skip
-def test_what_is_out_of_range_is_refused_by_its_name(check: Callable[..., None], value: float) -> None:
-    check(size=1)
-    with pytest.raises(UserError, match=f"it: size is {value}, must be"):
-        check(size=value)
 
 
 def test_the_weights_of_the_epoch_with_the_least_error_are_put_back() -> None:
