@@ -5,7 +5,7 @@
     coef = strength(epoch) * loss_scale * rho(lr)
 
 So the cloud gets the task's gradient, the surrogate L_C's, and the edge both. Back-propagation through the edge is linear in what
-arrives at z: this equals the two passes of the seed documents (back-propagate L_C, stash, zero, back-propagate the task
+arrives at z: this equals two passes, as CEM was first proposed (back-propagate L_C, stash, zero, back-propagate the task
 loss, add) with one traversal of the edge instead of two; tests/test_cem.py proves it. On a GPU the surrogate works on a
 stream of its own while the cloud is back-propagated, which hides most of its time.
 

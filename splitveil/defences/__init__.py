@@ -56,6 +56,8 @@ class Defence(nn.Module, Generic[C]):
     """What `send` gives depends on x beyond z, so that noise which came before it bounds nothing."""
     makes_z: bool = False
     """Its `rebuild` decides what z is; a stack can have one such defence."""
+    bounds_z: bool = False
+    """True if its `rebuild` bounds z to (0, 1)."""
 
     def __init__(self, config: C | None = None) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class Bottleneck(Defence):
             raise UserError(f"bottleneck: channels is {channels}, must be at least 1")
         if kernel < 1 or kernel % 2 == 0:
             raise UserError(f"bottleneck: kernel is {kernel}, must be odd, such as 1 or 3")
-        self.channels, self.kernel, self.sigmoid = channels, kernel, sigmoid
+        self.channels, self.kernel, self.sigmoid, self.bounds_z = channels, kernel, sigmoid, sigmoid
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         if len(model.z_shape) != 3:
