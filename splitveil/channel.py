@@ -128,6 +128,11 @@ class Channel(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad and parameter not in own]
 
     @property
+    def bounds_z(self) -> bool:
+        """True if a defence bounds z to (0, 1)."""
+        return any(defence.bounds_z for defence in self._stack())
+
+    @property
     def hints(self) -> tuple[AttackHints, ...]:
         return tuple(defence.attack_hints for defence in self._stack())
 

@@ -1,4 +1,4 @@
-"""The worked example of seed document 002, section 6: three classes of four points in the plane."""
+"""A worked example, computed by hand to eight digits: three classes of four points in the plane."""
 
 import torch
 

@@ -18,7 +18,7 @@ from splitveil.channel import Channel
 from splitveil.device import process_group as distributed
 from splitveil.registry import UserError
 from splitveil.statistics.by_class import class_moments, over_classes
-from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 
 B, D, CLASSES = 12, 4 * 4 * 4, 3
 
@@ -29,8 +29,7 @@ class Learned(Surrogate):
     warmup = 0
 
     def __init__(self, dim: int = D, classes: int = CLASSES) -> None:
-        super().__init__(dim, classes)
-        self.classes = classes
+        super().__init__(None, FeatureSpace(dim, classes))
         self.gate = nn.Linear(dim, dim)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
@@ -79,7 +78,7 @@ def grads(*modules: nn.Module) -> list[Tensor]:
 def two_passes(
     edge: nn.Module, cloud: nn.Module, surrogate: nn.Module, x: Tensor, y: Tensor, coef: float
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The procedure of the seed documents, written as they write it: gradients of edge, cloud and surrogate."""
+    """The procedure as it was first proposed, step by step: gradients of edge, cloud and surrogate."""
     z = edge(x)
     loss = F.cross_entropy(cloud(z), y)
     surrogate(z, y).loss.backward(retain_graph=True)
@@ -108,7 +107,7 @@ def test_one_backward_pass_equals_the_two_passes_of_the_seeds(coef: float) -> No
     z = edge(x)
     cem.backward(F.cross_entropy(cloud(z), y), z, y)
     for ours, theirs in zip((grads(edge), grads(cloud), grads(cem.surrogate)), expected, strict=True):
-        # The bias in front of a BatchNorm has no gradient at all: keep those that the seeds' procedure gives.
+        # The bias in front of a BatchNorm has no gradient at all: keep those that this procedure gives.
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.norm() > 1e-9]
         assert len(pairs) >= len(theirs) - 1
         assert_equal_gradients([a for a, _ in pairs], [b for _, b in pairs])
@@ -385,7 +384,7 @@ class Spiky(Surrogate):
     """Finite loss and z-gradient, but a parameter whose gradient is infinite."""
 
     def __init__(self) -> None:
-        super().__init__(1, 1)
+        super().__init__(None, FeatureSpace(1, 1))
         self.root, self.other = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()))
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:

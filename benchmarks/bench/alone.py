@@ -10,14 +10,14 @@ from benchmarks.bench.timing import Advance, Row, Setting, Work, in_turns, speed
 from splitveil.config import Config
 from splitveil.registry import SURROGATES, UserError
 from splitveil.rng import stream
-from splitveil.surrogates import Surrogate
+from splitveil.surrogates import FeatureSpace, Surrogate
 from splitveil.training.build import Parts
 
 
 def alone(config: Config, full: Surrogate, c: int, sigma: float | None) -> Surrogate:
     """The surrogate of one class: the parameters are `full`'s own, the statistics its row of them."""
     entry = SURROGATES.of(config.cem.surrogate)
-    surrogate = entry.make_from(config.cem.surrogate, dim=full.dim, classes=1, sigma=sigma)
+    surrogate = entry.make_from(config.cem.surrogate, space=FeatureSpace(full.dim, 1, sigma))
     surrogate.bank = None
     shapes = {name: value.shape for name, value in surrogate.state_dict().items()}
     state = full.state_dict(keep_vars=True)

@@ -59,6 +59,8 @@ class Defence(nn.Module, Generic[C]):
     """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
     reads_x: bool = False
     """True if `send` uses x beyond z. Then noise that was added before it no longer bounds what is sent."""
+    bounds_z: bool = False
+    """True if its `rebuild` bounds z to (0, 1)."""
 
     def __init__(self, config: C | None = None) -> None:
         super().__init__()

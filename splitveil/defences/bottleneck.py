@@ -32,6 +32,10 @@ class Config:
 class Bottleneck(Defence[Config]):
     """Sends few channels: a convolution down before the cut and one up after it."""
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.bounds_z = config.sigmoid
+
     def check(self, stack: Sequence[Defence]) -> None:
         count = sum(isinstance(defence, Bottleneck) for defence in stack)
         if count > 1:

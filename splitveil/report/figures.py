@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from html import escape
 from math import isfinite, log10, nan
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from splitveil.registry import SURROGATES
 from splitveil.report.facts import Shown
+from splitveil.surrogates.shared.quantities import COMMON, Quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +92,7 @@ def swatch(slot: int) -> str:
 
 
 def column(lines: list[dict[str, Any]], key: str, positive: bool = False) -> np.ndarray:
-    """One number an epoch; what is missing, not finite or off the axis is nan, which leaves a gap."""
+    """One number an epoch. A value that is missing, not finite or off the axis becomes nan, which leaves a gap."""
     values = [line.get(key) for line in lines]
     usable = [v if isinstance(v, int | float) and isfinite(v) and (v > 0 or not positive) else nan for v in values]
     return np.array(usable, dtype=float)
@@ -136,7 +138,7 @@ def epochs_of(run: Shown) -> np.ndarray:
 
 
 def over_epochs(axes: "Axes", series: Series) -> None:
-    """One line a run; too few points for a line are marked."""
+    """Draw one line a run; where there are too few points for a line, each is marked."""
     for run, values in series:
         dots = marker(run.slot) if np.isfinite(values).sum() < 3 else ""
         axes.plot(epochs_of(run), values, color=colour(run.slot), linestyle=dash(run.slot), linewidth=1.8, marker=dots)
@@ -148,86 +150,27 @@ def alt_of(title: str, series: Series) -> str:
     return f"{title} over the epochs, of {', '.join(run.label for run, _ in series)}"
 
 
-class Quantity(NamedTuple):
-    """A diagnostic of the surrogate, as the report shows it."""
+def quantities() -> dict[str, Quantity]:
+    """What every diagnostic of a registered surrogate means: first those of one surrogate, then those that several log.
 
-    title: str
-    text: str
-    """What it should look like."""
-    axis: Literal["share", "count", "free"]
-    """From 0 to 1, from 0 on, or as the values are."""
-    limit: float | None = None
-    """Where it becomes worrying: a dashed line."""
-    zero_is_well: bool = False
-    """Zero throughout means that nothing happened: it is then named and not drawn."""
-
-
-INSIDE = {
-    "cem_attention_entropy": Quantity(
-        "Attention entropy",
-        "gated: near 1 if all samples of a class count alike, 0 if one takes all; slots: near 0 if each sample has its slot",
-        "share",
-    ),
-    "cem_effective_samples": Quantity(
-        "Effective samples",
-        "share of a class's samples that carry its weight; near 1: all samples count; below 0.25 (dashed) the alarm trips",
-        "share", 0.25,
-    ),
-    "cem_collapsed": Quantity(
-        "Collapsed attention",
-        "share of the classes for which the alarm is on; should be 0; above 0.5 (dashed) the run is flagged",
-        "share", 0.5, True,
-    ),
-    "cem_gate_mean": Quantity(
-        "Gates, mean", "should hold its level; a fall to 0 switches the loss off and leaves the spread as it was", "share"
-    ),
-    "cem_gate_closed": Quantity("Gates, closed", "share of the gates below 0.05; should stay near 0", "share", None, True),
-    "cem_class_gate": Quantity(
-        "Class gate", "how much a class counts by its share of the batch; should hardly move", "share"
-    ),
-    "cem_alpha_attention": Quantity(
-        "Cross attention, tanh α", "how much of the attention is let in; at 0 the path is not used", "free"
-    ),
-    "cem_alpha_ffn": Quantity("Feed-forward, tanh α", "how much of the layer after it is let in; at 0 it is not used", "free"),
-    "cem_slots_alive": Quantity(
-        "Slots in use", "mean number a class; should stay well above 1, where a class is measured as a single cloud", "count"
-    ),
-    "cem_slot_information": Quantity(
-        "Slot information", "what a sample's slot tells about it, in nats; should rise; at 0 all slots are alike", "count"
-    ),
-    "cem_clusters_used": Quantity("Clusters in use", "should stay up; a fall means that clusters die", "count"),
-    "cem_clusters_hit": Quantity("Clusters hit", "share of those in use that a batch reaches; larger with the batch", "share"),
-    "cem_components_used": Quantity("Components in use", "should stay up; a fall means that components die", "count"),
-    "cem_above_tau": Quantity(
-        "Above τ", "share of pairs of a class and a dimension that CEM still pulls; should fall; at 0 its work is done", "share"
-    ),
-    "cem_excess": Quantity(
-        "Loss − loss with equal weights",
-        "0 or above: nothing is hidden; far below, less spread is measured than there is (right for a mixture, not for a gate)",
-        "free", 0.0, True,
-    ),
-    "cem_fallback": Quantity(
-        "Equal weights instead",
-        "share of the classes whose attention or centres could not be used or found less spread; should be low after the start",
-        "share", 0.5, True,
-    ),
-    "cem_skipped_classes": Quantity(
-        "Classes skipped", "mean number in a batch with too few samples to measure; should be near 0, else raise train.batch",
-        "count", None, True,
-    ),
-    "cem_overflow": Quantity(
-        "Samples without a place", "mean number in a batch; should be near 0, else raise the surrogate's capacity",
-        "count", None, True,
-    ),
-}  # fmt: skip
-"""In the order of the report: attention, gates, parts of a class, the hinge, what went wrong."""
+    Where several surrogates declare the same name, each says what it means by it.
+    """
+    declared: dict[str, dict[str, Quantity]] = {}
+    for name in SURROGATES.names():
+        for key, quantity in SURROGATES[name].build.quantities.items():  # type: ignore[attr-defined]
+            declared.setdefault(key, {})[name] = quantity
+    found = {key: next(iter(by.values())) for key, by in declared.items()}
+    for key, by in declared.items():
+        if len(by) > 1:
+            found[key] = found[key]._replace(text="; ".join(f"{name}: {each.text}" for name, each in by.items()))
+    return found | COMMON
 
 
 def inside(runs: list[Shown]) -> tuple[list[tuple[str, str, str]], list[str]]:
     """(title, explanation, svg) of each diagnostic that a run has logged, and the titles of those left out at zero."""
     found, well = [], []
-    for key, (title, text, axis, limit, zero_is_well) in INSIDE.items():
-        if not (series := logged(runs, key)):
+    for key, (title, text, axis, limit, zero_is_well) in quantities().items():
+        if not (series := logged(runs, f"cem_{key}")):
             continue
         every = np.concatenate([values[np.isfinite(values)] for _, values in series])
         if zero_is_well and not every.any():
@@ -244,7 +187,7 @@ def inside(runs: list[Shown]) -> tuple[list[tuple[str, str, str]], list[str]]:
             axes.set_ylim(min(-0.03 * top, every.min()), 1.08 * top)
         if limit is not None:
             axes.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 2)), zorder=1)
-        found.append((title, text, svg(figure, f"inside-{key}", alt_of(title, series))))
+        found.append((title, text, svg(figure, f"inside-cem_{key}", alt_of(title, series))))
     return found, well
 
 

@@ -3,17 +3,41 @@
     surrogate = build("rate", dim=512, classes=10, sigma=0.1)
     loss, loss_uniform, diagnostics = surrogate(z, y)
 
-One file a method, registered in SURROGATES. All classes of the batch at once, no Python loop over them, no host
-synchronisation. Letters in these files: b batch, c classes, m samples of a class, d feature dimensions.
+One file a method, registered in SURROGATES. A method works on all classes of the batch at once: no Python loop runs over
+them, and nothing waits for the device. Letters in these files: b batch, c classes, m samples of a class, d feature dimensions.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from splitveil.registry import SURROGATES, UserError, unknown
+from splitveil.options import check_options, option
+from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.surrogates.shared.bank import Bank
-from splitveil.surrogates.shared.groups import Groups, Seats, capacity_for, group, places_for, seats
+from splitveil.surrogates.shared.groups import GroupConfig, Groups, Seats, capacity_for, group, places_for, seats
+from splitveil.surrogates.shared.quantities import Quantity
+
+
+@dataclass(frozen=True)
+class FeatureSpace:
+    """What a surrogate needs to know of the features that it will see."""
+
+    dim: int = option(dataclasses.MISSING, at_least=1)
+    """Numbers that z has for each image."""
+    classes: int = option(dataclasses.MISSING, at_least=1)
+    sigma: float | None = option(None, at_least=0)
+    """Standard deviation of the channel's Gaussian noise; without such noise, what sets tau, or None."""
+    largest_share: float | None = None
+    """Share of the training images that the largest class has; it decides how many places a class gets. None: equal shares."""
+    bounded: bool = False
+    """True if the edge bounds z to (0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "surrogate: ")
 
 
 class SurrogateOutput(NamedTuple):
@@ -24,7 +48,10 @@ class SurrogateOutput(NamedTuple):
     diagnostics: dict[str, Tensor]
 
 
-class Surrogate(nn.Module):
+C = TypeVar("C")
+
+
+class Surrogate(nn.Module, Generic[C]):
     """Base of all surrogates. `forward(z, y)` takes float features [b, …] and labels [b]."""
 
     warmup: int = 1
@@ -36,19 +63,26 @@ class Surrogate(nn.Module):
     precision: str = "highest"
     """Of its products of float32 matrices in a training with bfloat16; "high" is TF32 on a GPU."""
     needs_noise: bool = False
-    """Means something only under the channel's own Gaussian noise."""
-
+    """True if it means something only under the channel's own Gaussian noise."""
     knows_classes: bool = False
-    """Has statistics of every class from the whole training set, so that a sample without company is pulled too."""
-    largest_share: float | None = None
-    """Share of the training images that the largest class has; decides how many places a class gets. Equal shares if None."""
+    """True if it has statistics of every class from the whole training set, so that it also pulls a sample without company."""
+    quantities: ClassVar[Mapping[str, Quantity]] = {}
+    """What its own diagnostics mean, for the report; those that several surrogates log are in shared/quantities.py."""
+    against_collapse: tuple[str, ...] = ()
+    """Options, as name=value, each of which keeps its attention from collapsing; the alarm names them."""
 
-    def __init__(self, dim: int, classes: int, bank: int = 0, capacity: int | None = None) -> None:
+    def __init__(self, config: C, space: FeatureSpace) -> None:
         super().__init__()
-        if capacity is not None and capacity < 2:
-            raise UserError(f"surrogate: capacity is {capacity}, must be at least 2 samples of a class")
-        self.dim, self.classes, self.capacity = dim, classes, capacity
-        self.bank = Bank(dim, classes, bank) if bank else None
+        if self.needs_noise and not space.sigma:
+            name = type(self).__name__.lower()
+            raise UserError(
+                f"surrogate {name!r} needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
+            )
+        self.config, self.space = config, space
+        self.dim, self.classes, self.sigma = space.dim, space.classes, space.sigma or 0.0
+        grouping = config if isinstance(config, GroupConfig) else GroupConfig()
+        self.capacity = grouping.capacity
+        self.bank = Bank(space.dim, space.classes, grouping.bank) if grouping.bank else None
 
     @property
     def tau(self) -> float | None:
@@ -60,7 +94,7 @@ class Surrogate(nn.Module):
         raise NotImplementedError
 
     def flat(self, z: Tensor) -> Tensor:
-        """[b, …] -> [b, d], if that is the d it was built for."""
+        """[b, …] -> [b, d]; a d that it was not built for is refused."""
         z = z.flatten(1)
         if z.shape[1] != self.dim:
             raise UserError(
@@ -70,7 +104,7 @@ class Surrogate(nn.Module):
 
     def room(self, b: int) -> tuple[int, float]:
         """Samples of a class that a batch of b may hold, and the share of the largest class."""
-        share = self.largest_share or 1 / self.classes
+        share = self.space.largest_share or 1 / self.classes
         return min(b, self.capacity or capacity_for(b, share)), share
 
     def seated(self, z: Tensor, y: Tensor) -> Seats:
@@ -79,11 +113,21 @@ class Surrogate(nn.Module):
         return seats(y, self.classes, capacity, capacity, z.dtype)
 
     def grouped(self, z: Tensor, y: Tensor, remembered: bool = True) -> Groups:
-        """The samples of each class side by side, those in the bank with them."""
+        """The samples of each class side by side, with those that the bank remembers of it."""
         capacity, share = self.room(len(z))
         bank = self.bank if remembered else None
         places = 0 if bank is None else places_for(len(z), share, capacity, bank.size)
         return group(self.flat(z), y, self.classes, capacity, bank, places)
+
+    def equal_weights(
+        self, z: Tensor, y: Tensor, beta: Tensor, penalty: Tensor, of: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """loss_uniform from the groups' shares and penalties [g]; `of` gives the penalties [c] of variances [c, d]."""
+        if self.bank is None:
+            return (beta * penalty).sum().detach()
+        # What the bank remembers is not of this z and y.
+        samples, _, variance = class_moments(self.flat(z).detach(), y, self.classes)
+        return over_classes(of(variance), samples).detach()
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""
@@ -100,16 +144,13 @@ class Surrogate(nn.Module):
         """Print what it has to say; called once an epoch, by one process. May wait for the device, as no step may."""
 
 
-def choose(presets: dict[str, dict[str, Any]], preset: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The preset's settings, with those that were given (are not None) in their place."""
-    if preset not in presets:
-        raise unknown("preset", preset, presets)
-    return presets[preset] | {name: value for name, value in given.items() if value is not None}
+def filled(config: C, presets: Mapping[str, Mapping[str, Any]]) -> C:
+    """The config in which every option that was not given, and so is None, is as its preset has it."""
+    preset: Mapping[str, Any] = presets[config.preset]  # type: ignore[attr-defined]
+    missing = {name: value for name, value in preset.items() if getattr(config, name) is None}
+    return dataclasses.replace(config, **missing)  # type: ignore[type-var]
 
 
 def build(name: str, *, dim: int, classes: int, sigma: float | None, **options: Any) -> Surrogate:
     """A surrogate by its registered name, for features of `dim` dimensions under noise of standard deviation `sigma`."""
-    for what, value in {"dim": dim, "classes": classes}.items():
-        if value < 1:
-            raise UserError(f"surrogate {name!r}: {what} is {value}, must be at least 1")
-    return SURROGATES[name].make(given={"dim": dim, "classes": classes, "sigma": sigma}, **options)
+    return SURROGATES[name].make(given={"space": FeatureSpace(dim, classes, sigma)}, **options)

@@ -9,8 +9,8 @@ Who trains the gate, `gate_objective`:
 
     adversarial   the gate looks for the weighting with the *largest* spread, the edge pulls that one together. Default.
     stopgrad      the gate stays as it was drawn, and z does not feel it: equal weights plus noise, a control
-    cooperative   gate and edge both lower L, as the seed documents write it. Cheated: dL/dlogit_m is a_m (|x_m - mu|^2 - v) / v,
-                  so descent takes the weight away from far samples until one sample a class has it all (measured: entropy 0.016).
+    cooperative   gate and edge both lower L, as first proposed. It cheats: dL/dlogit_m is a_m (|x_m - mu|^2 - v) / v, so that
+                  descent takes the weight away from far samples until one sample a class has it all (measured: entropy 0.016).
 
 The adversarial gate cannot cheat. It reads z without handing a gradient back, so that the edge is rewarded for spread that is
 gone and not for misleading the gate (at the gate's optimum that is the whole gradient); a class for which its weighting
@@ -22,15 +22,16 @@ which finds no more (docs/surrogates/gated.md). Suggested: strength 4 to 16 at l
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from splitveil.registry import SURROGATES, UserError
-from splitveil.statistics.by_class import class_moments, over_classes
-from splitveil.surrogates import Surrogate, SurrogateOutput, choose
+from splitveil.options import option
+from splitveil.registry import SURROGATES
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
 from splitveil.surrogates.shared.groups import (
+    GroupConfig,
     Groups,
     Seats,
     betas,
@@ -42,42 +43,34 @@ from splitveil.surrogates.shared.groups import (
     weighted_moments,
 )
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
+from splitveil.surrogates.shared.quantities import Quantity
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {
-        "space": "raw", "form": "per_dimension", "gate_objective": "adversarial", "ess_floor": 0.5, "narrowing": 8,
-    },
-    "as_written": {
-        "space": "normalised", "form": "per_dimension", "gate_objective": "cooperative", "ess_floor": 0.0, "narrowing": 4,
-    },
-}  # fmt: skip
-"""`narrowing` is no option: d over the width of the gate."""
+    "default": {"space": "raw", "gate_objective": "adversarial", "ess_floor": 0.5},
+    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0},
+}
 COLLAPSED = 0.25
-"""The alarm: fewer effective samples than this share of the class,"""
+"""The alarm trips for a class if fewer effective samples than this share of it are left,"""
 HIDDEN = 0.95
 """or a loss below this share of that with equal weights."""
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig):
+class Config(HingeConfig, GroupConfig):
     preset: Literal["default", "as_written"] = "default"
-    """What the options are that are not given; `as_written` is the seed documents' version, which can be cheated."""
+    """Sets the options that are not given; `as_written` is the method as it was first proposed, which can be cheated."""
     gate_objective: Literal["adversarial", "stopgrad", "cooperative"] | None = None
     """Who trains the gate."""
     space: Literal["raw", "normalised"] | None = None
     """Variance of z itself, or of its LayerNorm."""
-    form: Literal["per_dimension", "trace"] | None = None
+    form: Literal["per_dimension", "trace"] = "per_dimension"
     """Hinge on each dimension's variance, or on their sum."""
-    ess_floor: float | None = None
+    ess_floor: float | None = option(None, at_least=0, at_most=1)
     """Effective samples that a class keeps at least, as a share of its samples."""
-    entropy_floor: float = 0.0
+    entropy_floor: float = option(0.0, at_least=0, at_most=1)
     """Entropy of the attention, as a share of its maximum, below which it is mixed with equal weights."""
-    hidden: int | None = None
+    hidden: int | None = option(None, at_least=1)
     """Width of the gate; default min(512, max(64, d / 8)), in `as_written` d / 4."""
-    bank: int = 0
-    """Features of each class that are remembered; for batches with few samples of a class."""
-    capacity: int | None = None
-    """Samples of a class that a batch may hold; default from the batch and the largest class."""
 
 
 def gate_logits(x: Tensor, V: Tensor, U: Tensor, w: Tensor) -> Tensor:
@@ -145,36 +138,35 @@ def keep_entropy(a: Tensor, equal: Tensor, floor: float) -> Tensor:
 
 
 @SURROGATES.register("gated", Config)
-class Gated(Surrogate):
+class Gated(Surrogate[Any]):
     """Attention over the samples of a class looks for the worst weighted variance, which the hinge brings down."""
 
     warmup = 5
     loss_scale = 0.1
+    quantities: ClassVar = {
+        "attention_entropy": Quantity(
+            "Attention entropy", "near 1 if all samples of a class count alike, 0 if one takes all", "share"
+        ),
+        "effective_samples": Quantity(
+            "Effective samples",
+            "share of a class's samples that carry its weight; near 1: all samples count; below 0.25 (dashed) the alarm trips",
+            "share", COLLAPSED,
+        ),
+    }  # fmt: skip
+    against_collapse = ("preset=default", "gate_objective=adversarial")
 
-    def __init__(
-        self, dim: int, classes: int, sigma: float | None, preset: str, hidden: int | None, entropy_floor: float,
-        gate_objective: str | None, space: str | None, form: str | None, ess_floor: float | None, bank: int,
-        capacity: int | None, **hinge: float | None,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, classes, bank, capacity)
-        given = {"gate_objective": gate_objective, "space": space, "form": form, "ess_floor": ess_floor}
-        chosen = choose(PRESETS, preset, given)
-        self.objective, self.space, self.form = chosen["gate_objective"], chosen["space"], chosen["form"]
-        self.ess_floor, self.entropy_floor = chosen["ess_floor"], entropy_floor
-        for name, value in {"ess_floor": self.ess_floor, "entropy_floor": entropy_floor}.items():
-            if not 0 <= value <= 1:
-                raise UserError(f"surrogate 'gated': {name} is {value}, must be between 0 and 1")
-        hidden = min(512, max(64, dim // chosen["narrowing"])) if hidden is None else hidden
-        if hidden < 1:
-            raise UserError(f"surrogate 'gated': hidden is {hidden}, must be at least 1")
-        self.hinge = Hinge(sigma, **hinge)
-        self.norm = nn.LayerNorm(dim, elementwise_affine=self.space == "normalised")
+    def __init__(self, config: Config, space: FeatureSpace) -> None:
+        super().__init__(filled(config, PRESETS), space)
+        narrowing = 4 if config.preset == "as_written" else 8
+        dim, hidden = space.dim, config.hidden or min(512, max(64, space.dim // narrowing))
+        self.hinge = Hinge(self.config, self.sigma)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=self.config.space == "normalised")
         self.V = nn.Parameter(nn.Linear(dim, hidden).weight.detach())
         self.U = nn.Parameter(nn.Linear(dim, hidden).weight.detach())
         self.w = nn.Parameter(nn.Linear(hidden, 1).weight.detach()[0])
-        if self.objective == "adversarial":
+        if self.config.gate_objective == "adversarial":
             nn.init.zeros_(self.w)  # starts at equal weights
-        self.requires_grad_(self.objective != "stopgrad")
+        self.requires_grad_(self.config.gate_objective != "stopgrad")
 
     def variances(self, groups: Groups, *weights: Tensor, of: Tensor | None = None) -> Tensor:
         """Under each of s weights [g, n]: [s, g, d]; `of` stands in the place of the groups' samples."""
@@ -183,7 +175,7 @@ class Gated(Surrogate):
 
     def summed(self, variance: Tensor) -> Tensor:
         """As the hinge is to see it: [..., d], or its trace [..., 1]."""
-        return variance.sum(-1, keepdim=True) if self.form == "trace" else variance
+        return variance.sum(-1, keepdim=True) if self.config.form == "trace" else variance
 
     def penalty(self, variance: Tensor) -> Tensor:
         """[..., g, d] -> [..., g]."""
@@ -191,15 +183,15 @@ class Gated(Surrogate):
 
     def attend(self, logits: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
         a = attention(logits, mask)
-        return keep_entropy(keep_effective(a, equal, self.ess_floor), equal, self.entropy_floor)
+        return keep_entropy(keep_effective(a, equal, self.config.ess_floor), equal, self.config.entropy_floor)
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., d] normalised samples -> [...]."""
         return gate_logits(x, self.V, self.U, self.w)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        cooperative = self.objective == "cooperative"
-        flat = self.space == "raw" and self.bank is None and not cooperative
+        cooperative = self.config.gate_objective == "cooperative"
+        flat = self.config.space == "raw" and self.bank is None and not cooperative
         groups = self.seated(z, y) if flat else self.grouped(z, y)
         mask, total = groups.mask, groups.total
         equal = mask / total.clamp_min(1).unsqueeze(1)
@@ -210,18 +202,22 @@ class Gated(Surrogate):
             both, again = flat_variances(x, groups, equal, a)
         else:  # the same on the padded groups, which hold what is remembered, and more rows
             x, normalised = groups.x, self.norm(groups.x)
-            measured = normalised if self.space == "normalised" else x
+            measured = normalised if self.config.space == "normalised" else x
             a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
             weights = a if cooperative else a.detach()
             if measured is x:  # one pass over the samples for both
                 both = self.variances(groups, equal, weights)
             else:
                 both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
-            again = self.variances(groups, a, of=measured.detach())[0] if self.objective == "adversarial" else both[1]
+            again = (
+                self.variances(groups, a, of=measured.detach())[0]
+                if self.config.gate_objective == "adversarial"
+                else both[1]
+            )
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])
         penalty = found
-        if self.objective == "adversarial":
+        if self.config.gate_objective == "adversarial":
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
             climb = self.penalty(again)
             penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
@@ -229,12 +225,9 @@ class Gated(Surrogate):
         ess = effective_samples(a.detach()) / total.clamp_min(1)
         less = found.detach() / uniform.detach().clamp_min(1e-12)
         collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (uniform > 0))
-        replaced = (less < 1 - 1e-4) & (self.objective == "adversarial")
+        replaced = (less < 1 - 1e-4) & (self.config.gate_objective == "adversarial")
         beta = betas(groups)
-        reference = (beta * uniform).sum()
-        if self.bank is not None:  # what is remembered is not of this z and y
-            samples, _, alone = class_moments(self.flat(z).detach(), y, self.classes)
-            reference = over_classes(self.penalty(alone), samples)
+        reference = self.equal_weights(z, y, beta, uniform, self.penalty)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
             "above_tau": (beta * self.hinge.above(variance).to(x.dtype).mean(1)).sum(),
@@ -245,4 +238,4 @@ class Gated(Surrogate):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput((beta * penalty).sum(), reference.detach(), diagnostics)
+        return SurrogateOutput((beta * penalty).sum(), reference, diagnostics)

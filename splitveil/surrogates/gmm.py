@@ -20,18 +20,19 @@ Letters: b batch, g classes that can be present, n places of a class, k or j com
 
 from dataclasses import dataclass
 from math import log
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from splitveil.options import option
 from splitveil.registry import SURROGATES, UserError
 from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.statistics.clustering import Clusters, Mixture, mixture
 from splitveil.statistics.rates import diagonal_rate, log_diagonal
-from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.rate import noise_of
-from splitveil.surrogates.shared.groups import by_class, weighted_moments
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
+from splitveil.surrogates.shared.groups import GroupConfig, by_class, weighted_moments
+from splitveil.surrogates.shared.quantities import Quantity
 
 TRIES = 3
 """k-means++ starts at the first refresh, of which the best is kept; later ones go on from the means that are there."""
@@ -40,21 +41,17 @@ LARGEST_FULL = 1024
 
 
 @dataclass(frozen=True)
-class Config:
-    components: int = 5
+class Config(GroupConfig):
+    components: int = option(5, at_least=1)
     """Gaussians of a class, at most."""
     covariance: Literal["diagonal", "full"] = "diagonal"
     """Variances of the dimensions, or the tighter bound with the whole covariance (1024 dimensions at most)."""
-    refresh: int = 1
+    refresh: int = option(1, at_least=1)
     """Epochs between two refreshes."""
-    prior: float = 8.0
-    """Samples that a stored component counts for, on average, beside those of the batch; 0 or more."""
-    members: int = 8
+    prior: float = option(8.0, at_least=0)
+    """Samples that a stored component counts for, on average, beside those of the batch."""
+    members: int = option(8, at_least=1)
     """Images that a component must have on average: a class with few of them gets fewer components."""
-    bank: int = 0
-    """Samples of each class that are remembered from earlier batches; 0 for none."""
-    capacity: int | None = None
-    """Places for the samples of a class; default is four standard deviations above what a batch holds."""
 
 
 def responsibilities(x: Tensor, stored: Mixture, sigma: float) -> Tensor:
@@ -124,50 +121,40 @@ class Measured(NamedTuple):
 
 
 @SURROGATES.register("gmm", Config)
-class GMM(Surrogate):
+class GMM(Surrogate[Config]):
     """Bits through the channel when each class is a mixture of Gaussians, fitted by EM over the training set every epoch."""
 
     needs_noise = True
     knows_classes = True
+    quantities: ClassVar = {
+        "attention_entropy": Quantity("Attention entropy", "near 0 if each sample has its component", "share"),
+        "components_used": Quantity("Components in use", "should stay up; a fall means that components die", "count"),
+    }
     weight: Tensor
     mean: Tensor
     covariance: Tensor
 
-    def __init__(
-        self, dim: int, classes: int, sigma: float | None, components: int = 5, covariance: str = "diagonal",
-        refresh: int = 1, prior: float = 8.0, members: int = 8, bank: int = 0, capacity: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, classes, bank, capacity)
-        if covariance == "full" and dim > LARGEST_FULL:
+    def __init__(self, config: Config, space: FeatureSpace) -> None:
+        super().__init__(config, space)
+        full, dim = config.covariance == "full", space.dim
+        if full and dim > LARGEST_FULL:
             raise UserError(
                 f"surrogate 'gmm': covariance is 'full' with {dim} dimensions, {LARGEST_FULL} at most; "
                 "set covariance to 'diagonal', or pool z"
             )
-        for name, value in {"components": components, "refresh": refresh, "members": members}.items():
-            if value < 1:
-                raise UserError(f"surrogate 'gmm': {name} is {value}, must be at least 1")
-        if not 0 <= prior < float("inf"):
-            raise UserError(f"surrogate 'gmm': prior is {prior}, must be 0 samples or more")
-        self.sigma, self.components, self.form, self.prior, self.members = (
-            noise_of("gmm", sigma),
-            components,
-            covariance,
-            prior,
-            members,
-        )
-        self.refresh_every = refresh
-        self.register_buffer("weight", torch.zeros(classes, components))  # 0 where there is no component
-        self.register_buffer("mean", torch.zeros(classes, components, dim))
-        shape = (dim, dim) if covariance == "full" else (dim,)
-        self.register_buffer("covariance", torch.zeros(classes, components, *shape))
+        self.refresh_every = config.refresh
+        stored = space.classes, config.components
+        self.register_buffer("weight", torch.zeros(stored))  # 0 where there is no component
+        self.register_buffer("mean", torch.zeros(*stored, dim))
+        self.register_buffer("covariance", torch.zeros(*stored, dim, *[dim] * full))
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """EM of every class; the first time from k-means++, then from the means that are there."""
         count = torch.bincount(labels, minlength=self.classes)
         start = Clusters(self.weight, self.mean, self.weight, count) if self.weight.any() else None
+        c = self.config
         found = mixture(
-            features, labels, self.classes, self.components, start=start, covariance=self.form, members=self.members,
-            tries=TRIES,
+            features, labels, self.classes, c.components, start=start, covariance=c.covariance, members=c.members, tries=TRIES
         )  # fmt: skip
         self.weight.copy_(found.weight)
         self.mean.copy_(found.mean)
@@ -178,14 +165,14 @@ class GMM(Surrogate):
         stored = Mixture(self.weight[label], self.mean[label], self.covariance[label])
         known = (stored.weight > 0).any(1)
         r = responsibilities(x, stored, self.sigma)
-        now = updated(x, r * mask.unsqueeze(2), stored, self.prior)
+        now = updated(x, r * mask.unsqueeze(2), stored, self.config.prior)
         nats = torch.where(
             known, mixture_rate(now.weight, now.covariance, self.sigma), diagonal_rate(batch, self.sigma)
         )
         with torch.no_grad():
-            spread = now.covariance if self.form == "diagonal" else now.covariance.diagonal(dim1=2, dim2=3)
+            spread = now.covariance if self.config.covariance == "diagonal" else now.covariance.diagonal(dim1=2, dim2=3)
             variance = torch.where(known, (now.weight * spread.mean(2)).sum(1), batch.mean(1))
-            entropy = torch.special.entr(r).sum(2) / log(max(2, self.components))  # [g, n]
+            entropy = torch.special.entr(r).sum(2) / log(max(2, self.config.components))  # [g, n]
         return Measured(nats, variance, (entropy * mask).sum(1) * known, known)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:

@@ -1,4 +1,4 @@
-"""hybrid: attention finds where k-means should look (the outlook of seed 002).
+"""hybrid: attention finds where k-means should look for its centres.
 
     the loss for z is that of `kmeans`; the attention is trained beside it on the same features, by its own rules
     at each refresh k-means starts twice, and each class keeps the start that ends with less spread inside its clusters:
@@ -11,15 +11,17 @@ k-means settles in the first optimum it finds and its warm starts stay there; th
 offers a way out. The attention's gradient does not reach z, so there is nothing to cheat with.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from splitveil.options import option
 from splitveil.registry import SURROGATES
 from splitveil.statistics.clustering import Clusters, kmeans
-from splitveil.surrogates import Surrogate, SurrogateOutput, build
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.surrogates.gated import Gated, gate_logits
 from splitveil.surrogates.kmeans import KMeans
 from splitveil.surrogates.shared.groups import group, weighted_moments
@@ -29,54 +31,50 @@ from splitveil.surrogates.slots import Slots
 LOOKED_AT = 512
 """Images of a class over which slots are formed in a refresh."""
 KEPT = ("attention_entropy", "effective_samples", "slots_alive", "slot_information", "overflow")
-"""What the attention says of itself; that it has collapsed would not concern z."""
+"""Diagnostics of the attention that are passed on; that it has collapsed would not concern z."""
 
 
 @dataclass(frozen=True)
 class Config(HingeConfig):
     attention: Literal["gated", "slots"] = "gated"
     """Which attention offers centres."""
-    clusters: int = 5
+    clusters: int = option(5, at_least=1)
     """K, centres of a class; with slots also their number."""
-    refresh: int = 1
+    refresh: int = option(1, at_least=1)
     """Epochs between two refreshes."""
-    prior: float = 8.0
+    prior: float = option(8.0, at_least=0)
     """How many of the batch's samples a stored variance counts for."""
-    members: int = 8
+    members: int = option(8, at_least=1)
     """Images that a cluster must have on average."""
 
 
 def better(a: Clusters, b: Clusters) -> Clusters:
-    """Of each class the one with less spread inside its clusters."""
+    """Of two clusterings, for each class the one with less spread inside its clusters."""
     first = ((a.weight * a.variance).sum(1) <= (b.weight * b.variance).sum(1)).unsqueeze(1)  # [c, 1]
     centre = torch.where(first.unsqueeze(2), a.centre, b.centre)
     return Clusters(torch.where(first, a.weight, b.weight), centre, torch.where(first, a.variance, b.variance), a.count)
 
 
 @SURROGATES.register("hybrid", Config)
-class Hybrid(Surrogate):
+class Hybrid(Surrogate[Config]):
     """k-means whose centres start where a gated or slot attention looks."""
 
     knows_classes = True
 
-    def __init__(
-        self, dim: int, classes: int, sigma: float | None, attention: str, clusters: int, refresh: int, prior: float,
-        members: int, **hinge: float | None,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, classes)
-        options: dict[str, Any] = {"dim": dim, "classes": classes, "sigma": sigma, **hinge}
-        own: dict[str, Any] = {"clusters": clusters, "refresh": refresh, "prior": prior, "members": members}
-        self.kmeans: KMeans = build("kmeans", **options, **own)  # type: ignore[assignment]
-        extra = {"slots": clusters} if attention == "slots" else {}
-        self.attention: Gated | Slots = build(attention, **options, **extra)  # type: ignore[assignment]
-        self.refresh_every = refresh
+    def __init__(self, config: Config, space: FeatureSpace) -> None:
+        super().__init__(config, space)
+        hinge = {field.name: getattr(config, field.name) for field in dataclasses.fields(HingeConfig)}
+        own = {name: getattr(config, name) for name in ("clusters", "refresh", "prior", "members")}
+        self.kmeans: KMeans = SURROGATES["kmeans"].make({"space": space}, **hinge, **own)
+        extra = {"slots": config.clusters} if config.attention == "slots" else {}
+        self.attention: Gated | Slots = SURROGATES[config.attention].make({"space": space}, **hinge, **extra)
+        self.refresh_every = config.refresh
 
     @property
     def tau(self) -> float | None:
         return self.kmeans.tau
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        self.attention.largest_share = self.largest_share
         loss, loss_uniform, diagnostics = self.kmeans(z, y)
         looked = self.attention(z.detach(), y)
         diagnostics |= {key: value for key, value in looked.diagnostics.items() if key in KEPT}
@@ -85,7 +83,7 @@ class Hybrid(Surrogate):
     @torch.no_grad()
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         self.attention.refresh(features, labels)
-        k, members = self.kmeans.chosen["clusters"], self.kmeans.chosen["members"]
+        k, members = self.config.clusters, self.config.members
         if isinstance(self.attention, Gated):
             logits = gate_logits(self.attention.norm(features), self.attention.V, self.attention.U, self.attention.w)
             offered = kmeans(features, labels, self.classes, k, weight=(logits - logits.amax()).exp(), members=members)

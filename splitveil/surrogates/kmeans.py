@@ -1,4 +1,4 @@
-"""kmeans: the spread of each class around its own K centres, refreshed once an epoch (CEM-main, and seed 002 section 3).
+"""kmeans: the spread of each class around its own K centres, refreshed once an epoch (the code of CEM, CVPR 2025).
 
 In `refresh`, over all training features, k-means of each class gives the share pi_ck, the centre mu_ck and the mean squared
 distance v_ck of every cluster. In a batch each sample belongs to the nearest centre of its class:
@@ -12,7 +12,7 @@ distance v_ck of every cluster. In a batch each sample belongs to the nearest ce
 
     default     class value sum_k pi R / sum_k pi over the clusters that the batch hits    L = sum_c beta_c value_c
     reference   class value sum_k pi R                                                     L = mean over the classes present
-    seed002     class value R(sum_k pi w)                                                  L = sum_c beta_c value_c
+    as_written  class value R(sum_k pi w)                                                  L = sum_c beta_c value_c
 
 beta_c is the class's share of the batch. A centre from the whole training set needs no company: single samples are pulled too.
 `reference` is the published code's rule with n_c = (images in full batches) / C; 15 clusters there, and 5 where the cut ends in
@@ -20,69 +20,72 @@ a sigmoid. Its weights misalign when a cluster is a singleton, which is not copi
 on which clusters a small batch happens to hit, and a cluster has at least `members` images, or K clusters of a small class would
 sit on its images. Before the first refresh, and in loss_uniform, a class is one cluster around its mean in the batch.
 
-Seed 002 advises K from 3 to 8, a larger tau with more noise, and a refresh every few epochs when features move slowly.
+`as_written` is the method as it was first proposed: squared distances are summed, and a class has one variance, of the batch.
+Suggested: K from 3 to 8, a larger tau with more noise, and a refresh every few epochs when features move slowly.
 Letters: b batch, c classes, k clusters, d dimensions.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from splitveil.registry import SURROGATES, UserError
+from splitveil.options import option
+from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
-from splitveil.statistics.clustering import Clusters, kmeans
-from splitveil.surrogates import Surrogate, SurrogateOutput, choose
+from splitveil.statistics.clustering import kmeans
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
+from splitveil.surrogates.shared.centres import HasCentres
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
+from splitveil.surrogates.shared.quantities import Quantity
 
 TRIES = 3
 """k-means++ starts at the first refresh, of which the best is kept; later ones go on from the centres that are there."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {
-        "clusters": 5, "refresh": 1, "form": "log", "distance": "mean", "mix": "prior", "prior": 8.0, "members": 8,
-        "reseed": True, "variance_clip": None, "offset": 0.01,
-        "value": "normalised", "classes_by": "share", "linear_offset": 0.0,
-    },
-    "reference": {
-        "clusters": 15, "refresh": 1, "form": "log", "distance": "mean", "mix": "reference", "prior": 8.0, "members": 1,
-        "reseed": True, "variance_clip": None, "offset": 0.01,
-        "value": "sum", "classes_by": "mean", "linear_offset": 0.001,
-    },
-    "seed002": {
-        "clusters": 5, "refresh": 1, "form": "log", "distance": "sum", "mix": "batch", "prior": 8.0, "members": 1,
-        "reseed": True, "variance_clip": None, "offset": 1e-6,
-        "value": "inside", "classes_by": "share", "linear_offset": 0.0,
-    },
-}  # fmt: skip
-"""`value`: how the clusters of a class come together; `classes_by`: how the classes do. The rest are options of the same name."""
+    "default": {"clusters": 5, "distance": "mean", "mix": "prior", "members": 8},
+    "reference": {"clusters": 15, "distance": "mean", "mix": "reference", "members": 1},
+    "as_written": {"clusters": 5, "distance": "sum", "mix": "batch", "members": 1, "offset": 1e-6},
+}
+"""How the clusters of a class, and then the classes, come together also goes by the preset: see the table above."""
+BOUNDED_CLUSTERS = 5
+"""Of preset `reference` where the edge bounds z to (0, 1)."""
 
 
 @dataclass(frozen=True)
 class Config(HingeConfig):
     """What is None is as the preset says."""
 
-    preset: Literal["default", "reference", "seed002"] = "default"
-    """default, or the published code's rule, or seed 002's equations."""
-    clusters: int | None = None
+    preset: Literal["default", "reference", "as_written", "seed002"] = "default"
+    """The default, the published code's rule, or the method as it was first proposed (old name: seed002)."""
+    clusters: int | None = option(None, at_least=1)
     """K, centres of a class; 5, in `reference` 15."""
-    refresh: int | None = None
-    """Epochs between two refreshes; 1."""
-    form: Literal["log", "linear"] | None = None
+    refresh: int = option(1, at_least=1)
+    """Epochs between two refreshes."""
+    form: Literal["log", "linear"] = "log"
     """Penalty on a variance: hinge on its logarithm, or the variance itself."""
     distance: Literal["mean", "sum"] | None = None
-    """Squared distances averaged over the dimensions, or summed (`seed002`); tau is of the same kind."""
+    """Squared distances averaged over the dimensions, or summed (`as_written`); tau is of the same kind."""
     mix: Literal["prior", "reference", "batch"] | None = None
     """How a cluster's stored variance joins that of the batch."""
-    prior: float | None = None
-    """With mix prior: how many of the batch's samples the stored variance counts for; 8."""
-    members: int | None = None
+    prior: float = option(8.0, at_least=0)
+    """With mix prior: how many of the batch's samples the stored variance counts for."""
+    members: int | None = option(None, at_least=1)
     """Images that a cluster must have on average: a class with few of them gets fewer clusters; 8, in other presets 1."""
-    reseed: bool | None = None
-    """Clusters that lost all their images go to where images are far from their centres; true."""
-    variance_clip: float | None = None
+    reseed: bool = True
+    """Clusters that lost all their images go to where images are far from their centres."""
+    variance_clip: float | None = option(None, above=0)
     """Bounds a cluster's variance in a batch by this multiple of the stored one, against outliers; off."""
+
+
+def settled(config: Config, bounded: bool) -> Config:
+    """The config with everything that its preset decides; `bounded` is true if the edge bounds z to (0, 1)."""
+    if config.preset == "seed002":
+        config = replace(config, preset="as_written")
+    if config.preset == "reference" and bounded and config.clusters is None:
+        config = replace(config, clusters=BOUNDED_CLUSTERS)
+    return filled(config, PRESETS)
 
 
 def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
@@ -144,72 +147,48 @@ def clipped(batch: Tensor, stored: Tensor, clip: float | None) -> Tensor:
     return batch if clip is None else torch.where((stored > 0) & (batch > clip * stored), clip * stored, batch)
 
 
-def check(chosen: dict[str, Any]) -> None:
-    """Refuses settings that mean nothing."""
-    for name in ("clusters", "refresh", "members"):
-        if chosen[name] < 1:
-            raise UserError(f"surrogate 'kmeans': {name} is {chosen[name]}, must be at least 1")
-    if not 0 <= chosen["prior"] < float("inf"):
-        raise UserError(f"surrogate 'kmeans': prior is {chosen['prior']}, must be 0 samples or more")
-    if chosen["variance_clip"] is not None and not 0 < chosen["variance_clip"] < float("inf"):
-        raise UserError(f"surrogate 'kmeans': variance_clip is {chosen['variance_clip']}, must be above 0")
-
-
 @SURROGATES.register("kmeans", Config)
-class KMeans(Surrogate):
+class KMeans(HasCentres, Surrogate[Any]):
     """Spread around the k-means centres of each class, which are refreshed over the training set every epoch."""
 
     knows_classes = True
-    weight: Tensor
-    centre: Tensor
-    variance: Tensor
+    quantities: ClassVar = {
+        "clusters_used": Quantity("Clusters in use", "should stay up; a fall means that clusters die", "count"),
+        "clusters_hit": Quantity("Clusters hit", "share of those in use that a batch reaches; larger with the batch", "share"),
+    }  # fmt: skip
     images: Tensor
 
-    def __init__(
-        self, dim: int, classes: int, sigma: float | None, preset: str = "default", var_threshold: float | None = None,
-        tau: float | None = None, tau_quantile: float | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, classes)
-        chosen = choose(PRESETS, preset, options)
-        check(chosen)
-        self.hinge = Hinge(sigma, var_threshold, chosen["offset"], tau, tau_quantile)
-        self.chosen, self.refresh_every = chosen, chosen["refresh"]
-        self.scale = dim if chosen["distance"] == "sum" else 1  # times a mean over dimensions
-        k = chosen["clusters"]
-        self.register_buffer("weight", torch.zeros(classes, k))
-        self.register_buffer("centre", torch.zeros(classes, k, dim))
-        self.register_buffer("variance", torch.zeros(classes, k))  # averaged over the dimensions
+    def __init__(self, config: Config, space: FeatureSpace) -> None:
+        super().__init__(settled(config, space.bounded), space)
+        self.hinge = Hinge(self.config, self.sigma)
+        self.refresh_every = config.refresh
+        self.scale = space.dim if self.config.distance == "sum" else 1  # times a mean over dimensions
+        self.make_centres(space.classes, self.config.clusters, space.dim)
         self.register_buffer("images", torch.zeros((), dtype=torch.int64))  # at the last refresh; 0 before the first
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """k-means of every class; the first time from k-means++, then from the centres that are there."""
         start = self.stored() if self.images > 0 else None
+        c = self.config
         found = kmeans(
-            features, labels, self.classes, self.chosen["clusters"], start=start, tries=TRIES,
-            members=self.chosen["members"], reseed=self.chosen["reseed"],
-        )  # fmt: skip
+            features, labels, self.classes, c.clusters, start=start, tries=TRIES, members=c.members, reseed=c.reseed
+        )
         self.store(found)
         self.images.fill_(len(features))
 
-    def stored(self) -> Clusters:
-        return Clusters(self.weight, self.centre, self.variance, self.weight.sum(1))
-
-    def store(self, found: Clusters) -> None:
-        self.weight.copy_(found.weight)
-        self.centre.copy_(found.centre)
-        self.variance.copy_(found.variance)
-
     def penalty(self, variance: Tensor) -> Tensor:
-        return self.hinge(variance) if self.chosen["form"] == "log" else variance + self.chosen["linear_offset"]
+        if self.config.form == "log":
+            return self.hinge(variance)
+        return variance + (0.001 if self.config.preset == "reference" else 0.0)
 
     def mixed(self, batch: Tensor, count: Tensor) -> Tensor:
         """A cluster's variance, that of the batch and the stored one together, [c, k]."""
         stored = self.variance * self.scale
-        batch = clipped(batch, stored, self.chosen["variance_clip"])
-        if self.chosen["mix"] == "batch":
+        batch = clipped(batch, stored, self.config.variance_clip)
+        if self.config.mix == "batch":
             return batch
-        if self.chosen["mix"] == "prior":
-            prior = self.chosen["prior"]
+        if self.config.mix == "prior":
+            prior = self.config.prior
             return (count * batch + prior * stored) / (count + prior).clamp_min(1e-12)
         m = reference_share(count, self.weight, self.images)
         return m * batch + (1 - m) * stored
@@ -220,7 +199,7 @@ class KMeans(Surrogate):
         return self.penalty(v), self.hinge.above(v).to(v.dtype)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        z = self.flat(z)
+        z, preset = self.flat(z), self.config.preset
         with torch.no_grad():
             samples, mean, spread = class_moments(z, y, self.classes)
             ready = self.images > 0
@@ -234,15 +213,15 @@ class KMeans(Surrogate):
         pi = self.weight * (count > 0)  # of the clusters that the batch hits
         total = pi.sum(1, keepdim=True)  # [c, 1]
         share = pi / torch.where(total > 0, total, 1)
-        if self.chosen["value"] == "inside":
-            v = (pi * v).sum(1, keepdim=True)  # eq. 1 of seed 002: one variance a class
+        if preset == "as_written":
+            v = (pi * v).sum(1, keepdim=True)  # one variance a class
             pi = share = (total > 0).to(z.dtype)
-        value = ((share if self.chosen["value"] == "normalised" else pi) * self.penalty(v)).sum(1)  # [c]
+        value = ((share if preset == "default" else pi) * self.penalty(v)).sum(1)  # [c]
 
         self.hinge.note(v, pi > 0)
         known = torch.where(total.squeeze(1) > 0, samples, 0)  # samples of classes that there are statistics of
         beta = known / samples.sum()
-        if self.chosen["classes_by"] == "mean":
+        if preset == "reference":
             beta = (known > 0) / (known > 0).sum().clamp_min(1)
         whole = summed(distance, y, self.classes) / samples.clamp_min(1) * self.scale
         loss = torch.where(ready, (beta * value).sum(), over_classes(self.penalty(whole), samples))

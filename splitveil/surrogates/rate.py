@@ -19,46 +19,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from splitveil.registry import SURROGATES, UserError
+from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
 from splitveil.statistics.rates import diagonal_rate, full_rate_of_groups
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.shared.groups import Groups, betas, by_class, skipped_groups, weighted_moments
+from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_class, skipped_groups, weighted_moments
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(GroupConfig):
     form: Literal["diagonal", "full"] = "diagonal"
     """Per-dimension bound, or the tighter one with the whole covariance (needs many samples of a class)."""
-    bank: int = 0
-    """Features of each class that are remembered; for `full`, and for batches with few samples of a class."""
-    capacity: int | None = None
-    """With a bank: samples of a class that a batch may hold; default from the batch and the largest class."""
-
-
-def noise_of(surrogate: str, sigma: float | None) -> float:
-    """sigma, which a surrogate that bounds the channel's bits cannot do without."""
-    if not sigma:
-        raise UserError(
-            f"surrogate {surrogate!r} needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
-        )
-    if not 0 < sigma < float("inf"):
-        raise UserError(f"surrogate {surrogate!r}: sigma is {sigma}, must be above 0")
-    return sigma
 
 
 @SURROGATES.register("rate", Config)
-class Rate(Surrogate):
+class Rate(Surrogate[Config]):
     """Bits that the Gaussian channel lets through, per class; nothing learned, nothing to cheat with."""
 
     needs_noise = True
 
-    def __init__(self, dim: int, classes: int, sigma: float | None, form: str, bank: int, capacity: int | None) -> None:
-        super().__init__(dim, classes, bank, capacity)
-        self.sigma, self.form = noise_of("rate", sigma), form
-
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        if self.form == "diagonal" and self.bank is None:
+        if self.config.form == "diagonal" and self.bank is None:
             return self.of_batch(self.flat(z), y)
         groups = self.grouped(z, y)
         per_dimension, variance = self.of_groups(groups)
@@ -91,7 +72,7 @@ class Rate(Surrogate):
     def of_groups(self, groups: Groups) -> tuple[Tensor, Tensor]:
         """Nats a dimension [g], and the variances [g, d]."""
         _, mean, variance = (part.squeeze(1) for part in weighted_moments(groups.x, groups.mask.unsqueeze(2)))
-        if self.form == "diagonal":
+        if self.config.form == "diagonal":
             return diagonal_rate(variance, self.sigma) / self.dim, variance
         spanned = (groups.total - 1).clamp(1, self.dim)
         return full_rate_of_groups(groups.x, groups.mask, mean, self.sigma) / spanned, variance

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
-from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 
 
@@ -23,14 +23,14 @@ class Config(HingeConfig):
 
 
 @SURROGATES.register("uniform", Config)
-class Uniform(Surrogate):
+class Uniform(Surrogate[Config]):
     """Hinge on the log variance of each class and dimension, equal weights."""
 
     loss_scale = 0.1
 
-    def __init__(self, dim: int, classes: int, sigma: float | None, **options: float | None) -> None:
-        super().__init__(dim, classes)
-        self.hinge = Hinge(sigma, **options)
+    def __init__(self, config: Config, space: FeatureSpace) -> None:
+        super().__init__(config, space)
+        self.hinge = Hinge(config, self.sigma)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         count, _, variance = class_moments(self.flat(z), y, self.classes)

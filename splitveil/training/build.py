@@ -1,7 +1,7 @@
 """From a Config to the objects of a run: data, split model, channel, CEM."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from splitveil.data.splits import Splits, make_splits
 from splitveil.registry import DATASETS, DEFENCES, SURROGATES
 from splitveil.rng import seed_of
 from splitveil.split_model import SplitModel, build_model
+from splitveil.surrogates import FeatureSpace
 
 
 class Parts(NamedTuple):
@@ -58,15 +59,7 @@ def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.nd
     if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
         sigma = c.sigma
     dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
-    surrogate = entry.make_from(published(c.surrogate, config), dim=dim, classes=classes, sigma=sigma)
-    surrogate.largest_share = float(np.bincount(labels).max() / len(labels))
+    largest = float(np.bincount(labels).max() / len(labels))
+    space = FeatureSpace(dim, classes, sigma, largest, channel.bounds_z)
     options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
-    return CEM(surrogate, **options, sigma=channel.noise_std)
-
-
-def published(surrogate: Any, config: Config) -> Any:
-    """The reference code has 5 clusters a class where the cut ends in a sigmoid, and 15 elsewhere."""
-    bounded = any(getattr(defence, "sigmoid", False) for defence in config.defences)
-    if getattr(surrogate, "preset", None) == "reference" and surrogate.clusters is None and bounded:
-        return dataclasses.replace(surrogate, clusters=5)
-    return surrogate
+    return CEM(entry.make_from(c.surrogate, space=space), **options, sigma=channel.noise_std)

@@ -1,29 +1,27 @@
-"""Alarms: what the diagnostics of an epoch say is wrong with the surrogate, with the numbers and what to do.
+"""Alarms: what is wrong with the surrogate by the diagnostics of an epoch, with the numbers and what to do.
 
     warnings_of(line, "gated", batch=128)     {"collapsed": "the attention of 'gated' has collapsed …"}, or {} if all is well
 
-`line` is an epoch's line of metrics.jsonl, where a diagnostic x stands as cem_x, averaged over the steps. What a surrogate does
-not log cannot trip, and neither can what is not a number. A collapse also raises a flag in `evaluate` (flags.py).
+`line` is an epoch's line of metrics.jsonl, where a diagnostic x stands as cem_x, averaged over the steps. A diagnostic that
+is not logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
 """
 
 from math import isfinite
 from typing import Any
 
 from splitveil.cem import REACH
-from splitveil.registry import UserError
+from splitveil.registry import SURROGATES, UserError
 
 COLLAPSED = 0.5
 """Share of the classes with collapsed attention above which the attention as a whole counts as collapsed."""
 FALLBACK = 0.5
 """Share of the classes measured without the surrogate's own weights above which it counts as replaced."""
 OVERFLOW = 0.01
-"""Share of a batch that may find no place."""
-ADVERSARIAL = {"gated": "gate_objective=adversarial", "slots": "gates=adversarial"}
-"""The option of a surrogate under which its gates cannot hide spread."""
+"""Share of a batch's samples that may go without a place among those of their class."""
 
 
 def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, str]:
-    """Message by kind of alarm; `batch` is the number of images in a step, over all processes together."""
+    """The alarms that trip, as messages by their kind; `batch` is the number of images in a step over all processes."""
     found = {}
     if line.get("cem_collapsed", 0.0) > COLLAPSED:
         found["collapsed"] = collapse(line, surrogate)
@@ -44,18 +42,18 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
 
 
 def loss_share(line: dict[str, Any]) -> float | None:
-    """The loss over that of equal weights; None where they pull at nothing, so that there is nothing to compare."""
+    """CEM's loss divided by the loss with equal weights; None if the latter is zero, as there is nothing to divide by then."""
     return line["cem_loss"] / line["cem_loss_uniform"] if line.get("cem_loss_uniform", 0.0) > 0 else None
 
 
 def switched_off(line: dict[str, Any]) -> bool:
-    """Whether the fall-back is not to equal weights, whose loss would show, but to none (a preset `as_written`)."""
+    """True if the surrogate fell back to no loss at all, as `slots` does in preset `as_written`, and not to equal weights."""
     share = loss_share(line)
     return share is not None and share < 0.5 * line["cem_fallback"]
 
 
 def collapse(line: dict[str, Any], surrogate: str) -> str:
-    """With those of its signs that were logged."""
+    """The message about collapsed attention, with those of its signs that were logged, and the surrogate's own remedy."""
     signs, share = [], loss_share(line)
     if "cem_effective_samples" in line:
         signs.append(f"{line['cem_effective_samples']:.1%} of the samples of a class carry its weight")
@@ -65,15 +63,16 @@ def collapse(line: dict[str, Any], surrogate: str) -> str:
         signs.append(f"the loss is {share:.2g} times that of equal weights")
     replaced = line.get("cem_fallback", 0.0) > FALLBACK and not switched_off(line)
     outcome = "Equal weights stand in for it" if replaced else "The defence may be inactive"
-    remedy = f" or {ADVERSARIAL[surrogate]}" if surrogate in ADVERSARIAL else ""
+    options = SURROGATES[surrogate].build.against_collapse  # type: ignore[attr-defined]
+    remedy = " or ".join(options) or "another surrogate, such as 'uniform'"
     return (
         f"the attention of {surrogate!r} has collapsed in {line['cem_collapsed']:.0%} of the classes (epoch {line['epoch']})"
-        f"{': ' if signs else ''}{', '.join(signs)}. {outcome}; use preset=default{remedy}"
+        f"{': ' if signs else ''}{', '.join(signs)}. {outcome}; use {remedy}"
     )
 
 
 def fallback(line: dict[str, Any], surrogate: str) -> str:
-    """With its cause as far as it can be told."""
+    """The message about a surrogate that was replaced, with the cause as far as the diagnostics tell it."""
     where = f"in {line['cem_fallback']:.0%} of the classes (epoch {line['epoch']})"
     if switched_off(line):
         return (
@@ -92,7 +91,7 @@ def fallback(line: dict[str, Any], surrogate: str) -> str:
 
 
 def check_health(line: dict[str, Any]) -> None:
-    """No silent fall-back: a diverged or mostly skipped training stops with what to do."""
+    """Stop a training that has diverged, or in which CEM skipped more than 1 % of the steps, with what to do."""
     if not isfinite(line["loss"]):
         raise UserError(
             f"the loss is {line['loss']} in epoch {line['epoch']}; lower train.lr ({line['lr']:.3g}) or cem.strength"
@@ -105,7 +104,7 @@ def check_health(line: dict[str, Any]) -> None:
 
 
 def tell(found: dict[str, str], told: set[str]) -> None:
-    """Each kind once, not in every epoch."""
+    """Print each kind of alarm once in a run; `told` remembers the kinds that were printed."""
     from splitveil.progress import warn
 
     for kind, message in found.items():

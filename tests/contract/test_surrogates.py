@@ -20,7 +20,7 @@ from splitveil.surrogates.slots import Slots
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "rate": [{"form": "full"}, {"bank": 6}, {"form": "full", "bank": 6}],
     "uniform": [{"tau_quantile": 0.3}],
-    "kmeans": [{"preset": "reference", "clusters": 2}, {"preset": "seed002", "clusters": 2}, {"form": "linear"}],
+    "kmeans": [{"preset": "reference", "clusters": 2}, {"preset": "as_written", "clusters": 2}, {"form": "linear"}],
     "gmm": [{"covariance": "full", "components": 2, "members": 4}, {"bank": 6}],
     "gated": [{"gate_objective": "stopgrad"}, {"form": "trace"}, {"entropy_floor": 0.99}, {"bank": 6},
               {"gate_objective": "cooperative"}],
@@ -151,7 +151,7 @@ def hold_attention(surrogate: Surrogate, z: Tensor, y: Tensor) -> None:
         if isinstance(part, Slots):
             shares = part.shares(part.grouped(z, y))
             part.shares = lambda groups, shares=shares: shares
-        elif isinstance(part, Gated) and part.objective != "cooperative":
+        elif isinstance(part, Gated) and part.config.gate_objective != "cooperative":
             groups = part.grouped(z, y)
             equal = groups.mask / groups.total.clamp_min(1).unsqueeze(1)
             weights = part.attend(part.logits(part.norm(groups.x)), groups.mask, equal)

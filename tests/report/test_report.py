@@ -20,7 +20,7 @@ from splitveil.evaluation.worst_case import worst_case
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.report.facts import distinct_labels, faced, read_runs, small, without_paths
-from splitveil.report.figures import INSIDE, front, inside
+from splitveil.report.figures import front, inside, quantities
 from splitveil.report.pictures import LARGEST, grids, strip
 from splitveil.report.terminal import closest
 from splitveil.runs import Run, read_json, write_json, write_tensors
@@ -347,11 +347,10 @@ def test_gates_that_closed_are_drawn_though_they_are_zero(make: Maker) -> None:
 
 
 def test_every_diagnostic_can_be_drawn_and_says_what_it_should_look_like(make: Maker) -> None:
-    values = {key.removeprefix("cem_"): -0.25 if key == "cem_excess" else 0.25 for key in INSIDE}
-    lines = diagnostics(**values)
-    lines[4] |= dict.fromkeys(INSIDE, float("nan"))
+    lines = diagnostics(**{key: -0.25 if key == "excess" else 0.25 for key in quantities()})
+    lines[4] |= dict.fromkeys((f"cem_{key}" for key in quantities()), float("nan"))
     drawn, well = inside(read_runs([make(lines=lines)]))
-    assert [title for title, _, _ in drawn] == [quantity.title for quantity in INSIDE.values()]
+    assert [title for title, _, _ in drawn] == [quantity.title for quantity in quantities().values()]
     assert well == []
     assert all(len(text) > 20 for _, text, _ in drawn)
 

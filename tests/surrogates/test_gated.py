@@ -57,7 +57,7 @@ def test_the_golden_numbers_with_layernorm_through_the_surrogate() -> None:
 
 
 def test_descent_on_a_logit_takes_weight_away_from_far_samples() -> None:
-    """dv/dlogit_m = a_m (|x_m - mu|^2 - v): the opposite of what seed 002 section 6.3 says."""
+    """dv/dlogit_m = a_m (|x_m - mu|^2 - v): it does not look for them, as one might expect of attention."""
     x = torch.randn(1, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits = torch.randn(1, 9, dtype=torch.float64, requires_grad=True)
     a = attention(logits, torch.ones(1, 9))

@@ -4,22 +4,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from golden import FEATURES, LABELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitveil.registry import UserError
-from splitveil.surrogates import Surrogate, build, kmeans
-
-GOLDEN = torch.tensor(
-    [
-        *[(0.0, 0.0), (0.2, 0.1), (-0.1, 0.05), (0.15, -0.05)],
-        *[(1.0, 1.0), (1.2, 1.1), (0.8, 0.9), (1.1, 0.95)],
-        *[(1.0, -1.0), (0.8, -0.9), (1.1, -1.2), (0.9, -1.05)],
-    ],
-    dtype=torch.float64,
-)
-GOLDEN_LABELS = torch.arange(3).repeat_interleave(4)
+from splitveil.cli.arguments import parse
+from splitveil.config import from_dict, to_dict
+from splitveil.registry import SURROGATES, UserError
+from splitveil.surrogates import FeatureSpace, Surrogate, build, kmeans
 
 
 def labelled(seed: int, n: int, d: int = 4, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -49,12 +42,12 @@ def members(surrogate: Any, z: Tensor, y: Tensor) -> dict[int, dict[int, list[fl
     ("tau", "penalties", "loss"),
     [(0.05, [0, 0, 0], 0), (0.002, [0.85146565, 1.37544949, 1.37544949], 1.20078821)],
 )
-def test_the_golden_numbers_of_seed_002(
+def test_the_golden_numbers_of_the_worked_example(
     tau: float, penalties: list[float], loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kmeans, "TRIES", 50)  # the numbers are those of the best clusters
-    surrogate = refreshed(GOLDEN, GOLDEN_LABELS, preset="seed002", clusters=2, tau=tau)
-    output = surrogate(GOLDEN, GOLDEN_LABELS)
+    surrogate = refreshed(FEATURES, LABELS, preset="as_written", clusters=2, tau=tau)
+    output = surrogate(FEATURES, LABELS)
     v = 2 * output.diagnostics["variance"]  # it is averaged over the two dimensions
     assert v.tolist() == pytest.approx([0.0046875, 0.0079166667, 0.0079166667], abs=1e-9)
     assert surrogate.hinge(v).tolist() == pytest.approx(penalties, abs=1e-6)
@@ -112,7 +105,7 @@ def test_the_default_is_a_loop_over_classes_and_clusters(seed: int, b: int, prio
     assert output.diagnostics["variance"].tolist() == pytest.approx(variance, abs=1e-9)
 
 
-@pytest.mark.parametrize("preset", ["default", "reference", "seed002"])
+@pytest.mark.parametrize("preset", ["default", "reference", "as_written"])
 @pytest.mark.parametrize("form", ["log", "linear"])
 def test_before_the_first_refresh_a_class_is_one_cluster_and_it_says_so(form: str, preset: str) -> None:
     z, y = labelled(0, 30)
@@ -208,10 +201,28 @@ def test_reference_uses_its_own_number_of_clusters_unless_told() -> None:
         preset: build("kmeans", dim=2, classes=1, sigma=0.1, preset=preset).weight.shape[1]  # type: ignore[union-attr]
         for preset in kmeans.PRESETS
     }
-    assert sizes == {"default": 5, "reference": 15, "seed002": 5}
+    assert sizes == {"default": 5, "reference": 15, "as_written": 5}
     told: Any = build("kmeans", dim=2, classes=1, sigma=0.1, preset="reference", clusters=4, refresh=3)
     assert told.weight.shape == (1, 4)
     assert told.refresh_every == 3
+
+
+def test_the_old_name_of_a_preset_still_works_in_options_flags_and_recipes() -> None:
+    losses = []
+    for preset in ("seed002", "as_written"):
+        config = parse(["--cem.surrogate", "kmeans", "--cem.surrogate.preset", preset])
+        assert from_dict(to_dict(config)).cem.surrogate.preset == preset
+        losses.append(refreshed(FEATURES, LABELS, preset=preset, clusters=2, tau=0.002)(FEATURES, LABELS).loss)
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize(("bounded", "clusters"), [(False, 15), (True, 5)])
+def test_reference_has_fewer_clusters_where_z_is_bounded(bounded: bool, clusters: int) -> None:
+    space = FeatureSpace(2, 1, 0.1, bounded=bounded)
+    surrogate = SURROGATES["kmeans"].make({"space": space}, preset="reference")
+    assert surrogate.weight.shape == (1, clusters)
+    assert SURROGATES["kmeans"].make({"space": space}, preset="reference", clusters=7).weight.shape == (1, 7)
+    assert SURROGATES["kmeans"].make({"space": space}).weight.shape == (1, 5)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from splitveil.cem import CEM
 from splitveil.registry import UserError
 from splitveil.surrogates import build
 from splitveil.surrogates.shared.groups import weighted_moments
-from splitveil.surrogates.slot_attention import DEAD, GatedCrossAttention, SlotAttention, shares
-from splitveil.surrogates.slot_spread import within_slots
-from splitveil.surrogates.slots import Slots
+from splitveil.surrogates.slots import DEAD, GatedCrossAttention, SlotAttention, Slots, shares, within_slots
+from splitveil.surrogates.slots_as_written import PapersSlotAttention
 
 
 def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:
@@ -83,13 +82,13 @@ def test_slots_find_the_variance_inside_four_modes_and_stay_alive(seed: int, off
 
 def best_hard_partition(x: Tensor, start: np.ndarray, surrogate: Slots) -> float:
     """Single moves of a sample to another slot, as long as one lowers the loss."""
-    m, s = len(x), surrogate.slots
+    m, s = len(x), surrogate.config.slots
     own = torch.as_tensor(start, dtype=torch.long)
 
     def losses(owners: Tensor) -> Tensor:  # [k, m] -> [k]
         r = torch.nn.functional.one_hot(owners, s).to(x.dtype)
-        each = x.expand(len(r), *x.shape)
-        return surrogate.of_slots(each, r, within_slots(each, torch.ones_like(r[..., 0]), r))[0]
+        spread = within_slots(x.expand(len(r), *x.shape), torch.ones_like(r[..., 0]), r)
+        return surrogate.hinge(spread.variance).mean(1) + 2 / x.shape[1] * spread.entropy
 
     best = losses(own.unsqueeze(0))[0]
     improved = True
@@ -120,12 +119,17 @@ def test_slots_cannot_cheat(tails: str, lr: float) -> None:
         inside = (mass / SAMPLES * variance.mean(2)).sum().item()
         # On data without clusters, trained slots find partitions that 2,000 starts of k-means do not. So it starts there too.
         rows, own = x.double().numpy(), r[0].argmax(1).numpy()
-        centres = np.stack([rows[own == s].mean(0) if (own == s).any() else rows[s] for s in range(surrogate.slots)])
-        tries = [KMeans(surrogate.slots, n_init=20, random_state=0), KMeans(surrogate.slots, init=centres, n_init=1)]
+        centres = np.stack(
+            [rows[own == s].mean(0) if (own == s).any() else rows[s] for s in range(surrogate.config.slots)]
+        )
+        tries = [
+            KMeans(surrogate.config.slots, n_init=20, random_state=0),
+            KMeans(surrogate.config.slots, init=centres, n_init=1),
+        ]
         best = min((each.fit(rows) for each in tries), key=lambda each: each.inertia_)
         assert inside >= 0.99 * best.inertia_ / (SAMPLES * DIM)
         assert inside >= 0.95 * tries[0].inertia_ / (SAMPLES * DIM)
-        singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), surrogate.slots - 1)
+        singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), surrogate.config.slots - 1)
         bound = min(best_hard_partition(x, start, surrogate) for start in (best.labels_, singles))
     assert after.loss >= 0.95 * bound
 
@@ -235,7 +239,7 @@ def test_features_wider_than_the_slots_are_projected_for_the_attention_only() ->
 
 def test_slot_attention_is_the_papers_round_by_round() -> None:
     torch.manual_seed(0)
-    module = SlotAttention(6, rounds=2, tied=False).double()
+    module = PapersSlotAttention(6, rounds=2).double()
     x, slots_ = torch.randn(1, 9, 6).double(), torch.randn(1, 3, 6).double()
     found = module(x, torch.ones(1, 9, 3).double(), slots_, torch.zeros(1, 3, dtype=torch.bool), module.metric())[0]
     own = slots_[0]
@@ -251,7 +255,7 @@ def test_slot_attention_is_the_papers_round_by_round() -> None:
 
 def test_the_slots_of_the_tied_attention_are_those_of_all_rounds_and_their_gradient_that_of_the_last() -> None:
     torch.manual_seed(0)
-    module = SlotAttention(6, rounds=3, tied=True).double()
+    module = SlotAttention(6, rounds=3).double()
     with torch.no_grad():
         module.alpha.fill_(0.5)
     x, there, dead = torch.randn(1, 9, 6).double(), torch.ones(1, 9, 3).double(), torch.zeros(1, 3, dtype=torch.bool)
@@ -324,7 +328,7 @@ def test_shares_are_a_softmax_with_a_floor() -> None:
 
 def test_the_tied_attention_goes_by_distances_under_its_metric_and_leaves_out_the_dead() -> None:
     torch.manual_seed(0)
-    module = SlotAttention(6, rounds=1, tied=True).double()
+    module = SlotAttention(6, rounds=1).double()
     with torch.no_grad():
         module.to_k.weight.normal_()
         module.log_beta.fill_(0.3)

@@ -58,24 +58,25 @@ def test_cem_is_built_only_where_it_is_wanted_and_with_the_channels_sigma():
     part = random_images(10, 1)
     assert build_parts(parse([]), part, CPU).cem is None
     assert build_parts(parse(["--cem.surrogate", "uniform", "--cem.strength", "0"]), part, CPU).cem is None
-    flags = [
-        "--cem.surrogate",
-        "rate",
-        "--cem.strength",
-        "3",
-        "--cem.warmup",
-        "2",
-        "--cem.ramp",
-        "4",
-        "--cem.clip",
-        "0.5",
-    ]
-    noisy = ["--defences", "gaussian,gaussian", "--defences.0.sigma", "0.3", "--defences.1.sigma", "0.4"]
-    cem = build_parts(parse([*flags, *noisy, "--cem.sigma", "9"]), part, CPU).cem
+    flags = "--cem.surrogate rate --cem.strength 3 --cem.warmup 2 --cem.ramp 4 --cem.clip 0.5 --cem.sigma 9"
+    noisy = "--defences gaussian,gaussian --defences.0.sigma 0.3 --defences.1.sigma 0.4"
+    cem = build_parts(parse([*flags.split(), *noisy.split()]), part, CPU).cem
     assert cem is not None
     assert cem.surrogate.sigma == pytest.approx(0.5)  # 3, 4, 5; what the config says is for channels without noise
     assert (cem.config.strength, cem.warmup, cem.config.ramp, cem.config.clip) == (3.0, 2, 4, 0.5)
     assert cem.surrogate.classes == 3
+
+
+def test_a_surrogate_is_told_how_large_the_largest_class_is_and_whether_z_is_bounded():
+    part = random_images(10, 1)
+    for sigmoid, clusters in ((False, 15), (True, 5)):
+        table = {"defences": [{"name": "bottleneck", "sigmoid": sigmoid}],
+                 "cem": {"surrogate": "kmeans", "kmeans": {"preset": "reference"}}}  # fmt: skip
+        cem = build_parts(from_dict(table), part, CPU).cem
+        assert cem is not None
+        assert cem.surrogate.space.largest_share == pytest.approx(0.4)
+        assert cem.surrogate.space.bounded == sigmoid
+        assert cem.surrogate.config.clusters == clusters
 
 
 def test_a_negative_strength_is_not_taken_for_none():

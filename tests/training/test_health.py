@@ -4,7 +4,7 @@ import pytest
 
 from splitveil import surrogates
 from splitveil.registry import SURROGATES
-from splitveil.training.health import ADVERSARIAL, warnings_of
+from splitveil.training.health import warnings_of
 
 WELL: dict[str, Any] = {
     "epoch": 7, "cem_loss": 0.9, "cem_loss_uniform": 1.0, "cem_collapsed": 0.1, "cem_effective_samples": 0.8,
@@ -38,19 +38,21 @@ def test_a_collapse_is_told_with_its_numbers_and_the_remedy() -> None:
 
 
 def test_a_collapse_is_told_with_what_was_logged_only() -> None:
-    bare = warnings_of({"epoch": 1, "cem_collapsed": 1.0}, "own", 128)["collapsed"]
+    bare = warnings_of({"epoch": 1, "cem_collapsed": 1.0}, "kmeans", 128)["collapsed"]
     assert bare == (
-        "the attention of 'own' has collapsed in 100% of the classes (epoch 1). The defence may be inactive; use preset=default"
+        "the attention of 'kmeans' has collapsed in 100% of the classes (epoch 1). The defence may be inactive; "
+        "use another surrogate, such as 'uniform'"
     )
     at_zero = warnings_of(COLLAPSED | {"cem_loss": 0.0, "cem_loss_uniform": 0.0}, "gated", 128)["collapsed"]
     assert "times" not in at_zero  # every class below tau: there is nothing to compare with
 
 
 def test_the_remedies_are_options_that_the_surrogates_have() -> None:
-    for name, option in ADVERSARIAL.items():
-        if name in SURROGATES.names():
-            key, _, value = option.partition("=")
-            surrogates.build(name, dim=8, classes=2, sigma=0.1, preset="default", **{key: value})
+    remedies = {name: SURROGATES[name].build.against_collapse for name in SURROGATES.names()}  # type: ignore[attr-defined]
+    assert remedies["gated"] and remedies["slots"]
+    for name, options in remedies.items():
+        for option in options:
+            surrogates.build(name, dim=8, classes=2, sigma=0.1, **dict([option.split("=")]))
 
 
 def test_equal_weights_in_most_classes_are_told_with_their_cause() -> None:

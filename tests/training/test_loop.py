@@ -91,18 +91,16 @@ class Config:
     every: int = 1
 
 
-class Broken(Surrogate):
+class Broken(Surrogate[Config]):
     """Its loss is not finite in every n-th step."""
 
     warmup = 0
 
-    def __init__(self, dim: int, classes: int, sigma: float | None, every: int) -> None:
-        super().__init__(dim, classes)
-        self.every, self.calls = every, 0
+    calls = 0
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         self.calls += 1
-        loss = z.square().mean() * (math.nan if self.calls % self.every == 0 else 1)
+        loss = z.square().mean() * (math.nan if self.calls % self.config.every == 0 else 1)
         return SurrogateOutput(loss, loss.detach(), {})
 
 
@@ -138,13 +136,10 @@ def test_the_bound_is_one_percent_of_the_steps(skipped: int, steps: int, fails: 
         check_health(line)
 
 
-class Collapsing(Surrogate):
+class Collapsing(Surrogate[Config]):
     """Says that its attention has collapsed."""
 
     warmup = 0
-
-    def __init__(self, dim: int, classes: int, sigma: float | None, every: int) -> None:
-        super().__init__(dim, classes)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         loss = z.square().mean()

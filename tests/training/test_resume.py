@@ -23,7 +23,7 @@ from splitveil.cli.arguments import parse
 from splitveil.registry import SURROGATES, UserError
 from splitveil.runs import Run
 from splitveil.statistics.by_class import class_moments
-from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.training.checkpoint import restore_optimizer
 from splitveil.training.run import train_run
 
@@ -39,14 +39,14 @@ class Config:
     pass
 
 
-class Learned(Surrogate):
+class Learned(Surrogate[Config]):
     """Class variances, weighted by learned weights of the dimensions."""
 
     warmup = 0
 
-    def __init__(self, dim: int, classes: int, sigma: float | None) -> None:
-        super().__init__(dim, classes)
-        self.weights = nn.Parameter(torch.randn(dim))
+    def __init__(self, config: Config, space: FeatureSpace) -> None:
+        super().__init__(config, space)
+        self.weights = nn.Parameter(torch.randn(space.dim))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:

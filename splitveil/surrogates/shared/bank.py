@@ -7,7 +7,6 @@ With 100 or 530 classes a batch of 128 has one sample of a class, or none: no sp
 import torch
 from torch import Tensor, nn
 
-from splitveil.registry import UserError
 from splitveil.statistics.by_class import members, order_in_class
 
 
@@ -19,8 +18,6 @@ class Bank(nn.Module):
 
     def __init__(self, dim: int, classes: int, size: int) -> None:
         super().__init__()
-        if size < 1:
-            raise UserError(f"surrogate: bank is {size}, must be 0 (no bank) or more samples a class")
         self.size, self.classes = size, classes
         self.register_buffer("rows", torch.zeros(classes * size + 1, dim))  # the last row takes what is not kept
         self.register_buffer("written", torch.zeros(classes, dtype=torch.int64))  # samples ever seen of each class

@@ -5,17 +5,29 @@ A class that has more samples than its capacity loses the rest, which is counted
 present), n places of a group, s weightings of its samples, d dimensions.
 """
 
+from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from splitveil.options import option
 from splitveil.statistics.by_class import members, order_in_class
 from splitveil.surrogates.shared.bank import Bank
 
 EVEN = 8
 """Places come in multiples of it, which matrix products like."""
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """The options of every surrogate that groups samples by class."""
+
+    bank: int | None = option(0, at_least=0)
+    """Features of each class that are remembered, for batches with few samples of a class; 0 for none."""
+    capacity: int | None = option(None, at_least=2)
+    """Samples of a class that a batch may hold; default from the batch and the largest class."""
 
 
 class Seats(NamedTuple):

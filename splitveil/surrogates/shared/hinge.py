@@ -13,34 +13,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitveil.registry import UserError
+from splitveil.options import option
 
 FOLLOW = 0.05
 """How much of the way an adaptive tau goes to the measured quantile in a step."""
-
-
 MOST = 2**20
-"""Variances that a quantile is taken of; of more, every second, third …"""
+"""Variances that a quantile is taken of; of more, only every second is used, or every third, and so on."""
 
 
 @dataclass(frozen=True)
 class HingeConfig:
     """The options that every surrogate with a hinge has."""
 
-    var_threshold: float | None = None
-    """Class variance that is tolerated, as a share of the noise's variance; 0.125 if nothing else is said."""
-    offset: float | None = None
-    """Added to variance and threshold before the log, which would be steep near 0; 0.01 if nothing else is said."""
-    tau: float | None = None
+    var_threshold: float = option(0.125, at_least=0)
+    """Class variance that is tolerated, as a share of the noise's variance."""
+    offset: float | None = option(None, at_least=0)
+    """Added to variance and threshold before the log, which would be steep near 0; 0.01 unless a preset says otherwise."""
+    tau: float | None = option(None, above=0)
     """The tolerated variance itself, instead of a share of the noise's."""
-    tau_quantile: float | None = None
+    tau_quantile: float | None = option(None, above=0, below=1)
     """Between 0 and 1: tau follows this quantile of the measured variances, but never falls below its fixed value."""
 
 
 def threshold(sigma: float, var_threshold: float, offset: float) -> float:
-    """level = max(var_threshold * sigma^2, 1e-8) + offset; the source documents call this tau."""
-    if not 0 <= sigma < float("inf"):
-        raise UserError(f"cem: sigma is {sigma}, must be 0 or more")
+    """level = max(var_threshold * sigma^2, 1e-8) + offset."""
     return max(var_threshold * sigma**2, 1e-8) + offset
 
 
@@ -55,49 +51,38 @@ class Hinge(nn.Module):
 
     rise: Tensor
 
-    def __init__(
-        self, sigma: float | None, var_threshold: float | None = None, offset: float | None = None,
-        tau: float | None = None, tau_quantile: float | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: HingeConfig, sigma: float) -> None:
         super().__init__()
-        var_threshold = 0.125 if var_threshold is None else var_threshold
-        self.offset = 0.01 if offset is None else offset
-        for name, value in {"var_threshold": var_threshold, "offset": self.offset}.items():
-            if not 0 <= value < float("inf"):
-                raise UserError(f"surrogate: {name} is {value}, must be 0 or more")
-        if tau is not None and not 0 < tau < float("inf"):
-            raise UserError(f"surrogate: tau is {tau}, must be above 0")
-        if tau_quantile is not None and not 0 < tau_quantile < 1:
-            raise UserError(f"surrogate: tau_quantile is {tau_quantile}, must be between 0 and 1")
-        self.quantile = tau_quantile
-        self.fixed = threshold(sigma or 0.0, var_threshold, self.offset) if tau is None else tau + self.offset
+        self.config, self.offset = config, 0.01 if config.offset is None else config.offset
+        fixed = threshold(sigma, config.var_threshold, self.offset)
+        self.fixed = fixed if config.tau is None else config.tau + self.offset
         self.register_buffer("rise", torch.ones(()))  # level of an adaptive tau over that of the fixed one
         self.noted: Tensor | None = None
 
     @property
     def level(self) -> float | Tensor:
         """tau + offset."""
-        return self.fixed if self.quantile is None else self.fixed * self.rise
+        return self.fixed if self.config.tau_quantile is None else self.fixed * self.rise
 
     def forward(self, variance: Tensor) -> Tensor:
         return hinge(variance, self.level, self.offset)
 
     def above(self, variance: Tensor) -> Tensor:
-        """Where it is active."""
+        """True where it is active."""
         return variance.detach() + self.offset > self.level
 
     def note(self, variance: Tensor, known: Tensor) -> None:
-        """Remember what a step was about, for `follow`: [c, …] variances, and which classes [c] or entries have one."""
-        if self.quantile is not None:
+        """Keep a step's variances [c, …] for `follow`; `known` says which classes [c], or which entries, have one."""
+        if self.config.tau_quantile is not None:
             known = known if known.shape == variance.shape else known.unsqueeze(1).expand_as(variance)
             self.noted = torch.where(known, variance.detach(), torch.nan).flatten()
 
     def follow(self, finite: Tensor) -> None:
-        """Move an adaptive tau towards its quantile of the variances that were noted; a step that was skipped moves nothing."""
-        if self.quantile is None or self.noted is None:
+        """Move an adaptive tau towards its quantile of the variances that were noted; a skipped step moves nothing."""
+        if self.config.tau_quantile is None or self.noted is None:
             return
         some = self.noted[:: 1 + len(self.noted) // MOST]
-        goal = (torch.nanquantile(some, self.quantile) + self.offset) / self.fixed
+        goal = (torch.nanquantile(some, self.config.tau_quantile) + self.offset) / self.fixed
         goal = torch.where(finite & goal.isfinite(), goal.clamp_min(1), self.rise)
         first = self.rise == 1  # it has not moved yet: go all the way
         self.rise.copy_(torch.where(first, goal, self.rise + FOLLOW * (goal - self.rise)))

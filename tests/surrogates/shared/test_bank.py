@@ -1,9 +1,7 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.registry import UserError
 from splitveil.surrogates.shared.bank import Bank
 
 YES = torch.tensor(True)
@@ -37,8 +35,3 @@ def test_neither_a_skipped_step_nor_a_row_that_is_not_finite_enters() -> None:
     assert known.tolist() == [[1, 0, 0], [0, 0, 0]]
     assert rows[0].tolist() == [2, 2]
     assert torch.isfinite(bank.rows).all()
-
-
-def test_a_size_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match="bank is -1"):
-        Bank(2, 2, -1)

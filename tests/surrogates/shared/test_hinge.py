@@ -5,7 +5,7 @@ import torch
 
 from splitveil.registry import UserError
 from splitveil.surrogates import build
-from splitveil.surrogates.shared.hinge import Hinge
+from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 
 
 def test_a_literal_tau_takes_the_place_of_the_noises_share() -> None:
@@ -19,7 +19,7 @@ def follow(hinge: Hinge, variance: torch.Tensor, known: torch.Tensor, finite: bo
 
 
 def test_an_adaptive_tau_follows_its_quantile_down_but_never_below_the_fixed_one() -> None:
-    hinge = Hinge(0.1, offset=0.0, tau_quantile=0.5)
+    hinge = Hinge(HingeConfig(offset=0.0, tau_quantile=0.5), 0.1)
     variance, known = torch.linspace(1, 9, 90).view(3, 30), torch.ones(3, dtype=torch.bool)
     follow(hinge, variance, known)  # the first step goes all the way
     assert float(hinge.level) == pytest.approx(5, rel=1e-3)
@@ -33,7 +33,7 @@ def test_an_adaptive_tau_follows_its_quantile_down_but_never_below_the_fixed_one
 
 
 def test_an_adaptive_tau_ignores_what_is_not_known_and_steps_that_were_skipped() -> None:
-    hinge = Hinge(0.1, tau_quantile=0.5)
+    hinge = Hinge(HingeConfig(tau_quantile=0.5), 0.1)
     variance = torch.stack([torch.full((4,), 2.0), torch.full((4,), 50.0)])
     follow(hinge, variance, torch.tensor([True, False]))
     assert float(hinge.level) == pytest.approx(2 + hinge.offset)
@@ -43,7 +43,7 @@ def test_an_adaptive_tau_ignores_what_is_not_known_and_steps_that_were_skipped()
 
 
 def test_a_quantile_of_very_many_variances_is_taken_of_a_share_of_them() -> None:
-    hinge = Hinge(0.1, tau_quantile=0.5)
+    hinge = Hinge(HingeConfig(tau_quantile=0.5), 0.1)
     follow(hinge, torch.linspace(1, 3, 17_000_000).view(1000, -1), torch.ones(1000, dtype=torch.bool))
     assert float(hinge.level) == pytest.approx(2 + hinge.offset, rel=1e-3)
 
@@ -78,5 +78,5 @@ def test_training_moves_an_adaptive_tau_and_its_state_is_saved() -> None:
 
 @pytest.mark.parametrize("options", [{"tau": 0.0}, {"tau_quantile": 1.0}, {"tau_quantile": 0.0}, {"offset": -1.0}])
 def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=next(iter(options))):
-        Hinge(0.1, **options)
+    with pytest.raises(UserError, match=f"surrogate 'uniform': {next(iter(options))} is"):
+        build("uniform", dim=2, classes=2, sigma=0.1, **options)
