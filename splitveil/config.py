@@ -9,13 +9,14 @@ Names are resolved by our registries, with a suggestion for a misspelling; `spli
 """
 
 import dataclasses
-import json
 import tomllib
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
 
 from splitveil.cem import CEMConfig
 from splitveil.data.splits import SplitsConfig
@@ -156,28 +157,16 @@ def _named(config: Any) -> dict[str, Any]:
     return {"name": type(config).method, **dataclasses.asdict(config)}
 
 
-def to_toml(table: dict[str, Any], prefix: str = "") -> str:
-    """Nested tables as TOML text; None is left out (TOML has no null, and absent means default)."""
-    scalars, tables = [], []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            tables.append(f"\n[{prefix}{key}]\n{to_toml(value, f'{prefix}{key}.')}")
-        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-            tables += [f"\n[[{prefix}{key}]]\n{to_toml(item, f'{prefix}{key}.')}" for item in value]
-        elif value is not None:
-            scalars.append(f"{key} = {_toml_value(value)}\n")
-    return "".join(scalars + tables)
+def without_none(value: Any) -> Any:
+    """The same tables without the settings that are None: TOML has no null, and an absent setting means its default."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, except that TOML does not allow a bare DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return repr(value)  # int and float; inf and nan read back too
+def to_toml(table: dict[str, Any]) -> str:
+    """Nested tables as TOML text; None is left out."""
+    return tomli_w.dumps(without_none(table))
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml
+from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml, without_none
 from splitveil.registry import UserError
 
 try:
@@ -195,9 +195,13 @@ class Run:
 
     @property
     def config_sha256(self) -> str:
-        """Digest of all that decides the weights: the config without `LATER`."""
+        """Digest of all that decides the weights: the config without `LATER` and without None, as JSON with sorted keys.
+
+        It does not depend on how config.toml is laid out. Older run folders carry a digest of their TOML text instead; they
+        stay readable, because nothing compares the two.
+        """
         table = {k: v for k, v in to_dict(self.config).items() if k not in LATER}
-        return hashlib.sha256(to_toml(table).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(without_none(table), sort_keys=True).encode()).hexdigest()
 
     def check_splits(self, summary: dict[str, Any]) -> None:
         """Write splits.json, or refuse to go on with other images than those the run began with."""

@@ -28,7 +28,7 @@ def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def rows(flags: list[str]) -> list[Config]:
     """The three configs of demo.toml, each with the user's flags on top."""
     table, rows = demo_table()
-    return [parse(flags, table | row) for row in rows]
+    return [parse(flags, table | row, "demo") for row in rows]
 
 
 def demo(folder: Path, flags: list[str]) -> None:
