@@ -1,6 +1,6 @@
 """Cut a user's own nn.Module after one of its submodules, by torch.fx.
 
-    edge, cloud, z_shape = halves(resnet, "layer1", x)         cloud(edge(x)) == resnet(x), in train() and in eval()
+    model = split(resnet, at="layer1", example=x)              model(x) == resnet(x), in train() and in eval()
     cuts(resnet, x)                                            ["conv1", "bn1", …, "layer1.0", "layer1", "layer2.0", …]
 
 How. Only the strict ancestors of the cut are opened; every other module stays a leaf, so what happens inside it
@@ -22,8 +22,7 @@ and the result is compared with the original on `example` and on a batch of anot
 
 import operator
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -33,25 +32,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from splitveil.registry import UserError, unknown
+from splitveil.split_model import SplitModel, in_mode
 
 Traced = Callable[[str], tuple[fx.Graph, dict[str, Any]]]  # the name of an opened parent -> its operations, see `trace`
 
 
 class Refused(UserError):
     """Why a module cannot be cut at one place."""
-
-
-@contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """All of `module` in train() or eval() mode, then each submodule's own flag again: some are frozen on purpose."""
-    flags = [(part, part.training) for part in module.modules()]
-    try:
-        for part, _ in flags:
-            part.training = training  # not train(), which a user may have overridden
-        yield
-    finally:
-        for part, flag in flags:
-            part.training = flag
 
 
 def run_quietly(module: nn.Module, x: Tensor) -> Any:
@@ -343,6 +330,18 @@ def halves(module: nn.Module, at: str, example: Tensor) -> tuple[Half, Half, tup
         possible = ", ".join(name for name in cuts(module, example) if name != at) or "none"
         raise UserError(f"cannot cut after {at!r}: {refusal}; possible cuts: {possible}") from refusal
     return edge, cloud, tuple(outputs[0].shape[1:])
+
+
+def split(module: nn.Module, at: str, example: Tensor) -> SplitModel:
+    """Cut a user's own module after its submodule `at` ("layer1", "layer2.0.conv1").
+
+    `example` is a batch of inputs [b, *x_shape]; it gives the shapes, and the halves must agree with the module on it.
+    The halves share their parameters with `module` and keep its dotted names. `cuts` lists where it can be cut.
+    """
+    edge, cloud, z_shape = halves(module, at, example)
+    model = SplitModel(edge, cloud, z_shape, tuple(example.shape[1:]))
+    model.training = module.training  # not train(), which would also set submodules that the user froze
+    return model
 
 
 def cuts(module: nn.Module, example: Tensor) -> list[str]:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.cut_by_fx import cuts
+from splitveil.cut_by_fx import cuts, split
 from splitveil.registry import UserError
-from splitveil.split_model import SplitModel, split
+from splitveil.split_model import SplitModel
 
 
 class BasicBlock(nn.Module):

@@ -19,8 +19,9 @@ from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
+from splitveil.models import build_model
 from splitveil.registry import ATTACKS, MODELS, UserError
-from splitveil.split_model import SplitModel, build_model
+from splitveil.split_model import SplitModel
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "deep_prior": {"steps": 4, "width": 2},

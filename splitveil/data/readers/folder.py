@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from splitveil.data import ImageSet, Source
+from splitveil.options import option
 from splitveil.registry import DATASETS, UserError
 
 
@@ -26,8 +27,8 @@ from splitveil.registry import DATASETS, UserError
 class Config:
     path: str = ""
     """The folder of class folders, or of train/ and test/."""
-    size: int = 64
-    """Height and width in pixels, 8 … 1024."""
+    size: int = option(64, at_least=8, at_most=1024)
+    """Height and width in pixels."""
     grey: bool = False
     """One channel instead of three."""
     identities: bool = False
@@ -115,8 +116,6 @@ def folder(path: str, size: int, grey: bool, identities: bool) -> Source:
     root = Path(path).expanduser()
     if not path or not root.is_dir():
         raise UserError(f"folder: path {path!r} is not a folder; set path to a folder with one folder a class")
-    if not 8 <= size <= 1024:
-        raise UserError(f"folder: size is {size}, must be 8 … 1024 pixels")
     # A class may itself be called "train": only a folder of folders is a part.
     parted = (root / "train").is_dir() and bool(class_folders(root / "train"))
     whole = root / "train" if parted else root
