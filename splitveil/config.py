@@ -1,11 +1,11 @@
-"""Config: everything that decides what a run computes. Frozen dataclasses, TOML in and out, then flags.
+"""Config: everything that decides what a run computes, as frozen dataclasses that are read from TOML and from flags.
 
     [model] name = "small"            --model small          then --model.cut conv1
     [[defences]] name = "gaussian"    --defences bottleneck,gaussian    then --defences.1.sigma 0.05
     [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
     [cem.rate] form = "full"
 
-Names are resolved by our registries, with a suggestion for a misspelling; `splitveil.cli.arguments` reads the flags.
+The registries turn names into methods and suggest a name for a misspelt one. `splitveil.cli.arguments` reads the flags.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class Config:
 
 
 def from_dict(table: dict[str, Any]) -> Config:
-    """A Config from nested tables as TOML gives them; unknown keys and wrong types are refused by name."""
+    """Make a Config from nested tables as TOML gives them. An unknown key or a value of the wrong type is refused by its name."""
     table = dict(table)
     fields: dict[str, Any] = {}
     for key, kind in {"data": dict, "model": dict, "cem": dict, "defences": list, "attacks": list}.items():
@@ -112,6 +112,7 @@ def _fill(cls: type, table: dict[str, Any], where: str) -> Any:
 
 
 def typed(value: Any, hint: Any, where: str) -> Any:
+    """The value if it has the type `hint`, with whole numbers as floats and lists as tuples; `where` names it in an error."""
     if hint is Any or dataclasses.is_dataclass(value):
         return value
     if dataclasses.is_dataclass(hint):
@@ -138,7 +139,7 @@ def typed(value: Any, hint: Any, where: str) -> Any:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The inverse of `from_dict`: every setting written out, names as names."""
+    """The inverse of `from_dict`: nested tables with every setting, in which methods stand by their names."""
     table = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     for key in SINGLES:
         table[key] = _named(table[key])
@@ -170,7 +171,7 @@ def to_toml(table: dict[str, Any]) -> str:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both tables in one; where they disagree `above` counts, lists as a whole."""
+    """Both tables in one. Where they disagree `above` counts; lists are replaced as a whole."""
     both = dict(below)
     for key, value in above.items():
         both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value

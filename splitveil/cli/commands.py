@@ -35,7 +35,7 @@ def run_folders(command: str, operands: list[str]) -> list[Path]:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The run folder itself, or the runs of a folder of runs, in the order of its summary.json where it has one."""
+    """The run folder itself, or the runs in a folder of runs, in the order of its summary.json if it has one."""
     below = sorted(schema.parent for schema in path.glob("*/schema.json"))
     if (path / "schema.json").exists() or not below:
         return [path]

@@ -32,6 +32,7 @@ def rows(flags: list[str]) -> list[Config]:
 
 
 def demo(folder: Path, flags: list[str]) -> None:
+    """Train, attack, evaluate and report the three rows, one after the other."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("the demo runs in one process; torchrun is for `train` and `run`")
     configs = rows(flags)

@@ -20,8 +20,8 @@ from splitveil.split_model import SplitModel, cut_stages
 def he_start(stages: nn.Sequential) -> nn.Sequential:
     """He et al. 2015: convolutions start with variance 2 / fan-out, the linear head small.
 
-    torch's own start has a sixth of that variance: BatchNorm hides this in the forward pass, but smaller weights turn faster
-    under the same learning rate.
+    torch's default has a sixth of that variance. BatchNorm hides the difference in the forward pass, but the same learning rate
+    changes the direction of smaller weights faster.
     """
     for layer in stages.modules():
         if isinstance(layer, nn.Conv2d):

@@ -151,7 +151,7 @@ def read_part(
 
 
 def locate(path: str, edition: Edition) -> tuple[Layout, Path]:
-    """The layout and folder whose first file is there; if none is, where the binary layout should be."""
+    """The layout and folder whose first file exists; if none does, the folder where the binary layout should be."""
     layouts = (edition.binary, edition.python)
     tried = [(layout, folder) for layout in layouts for folder in places(path, layout.folder)]
     return next(((layout, folder) for layout, folder in tried if (folder / layout.train[0]).is_file()), tried[0])
