@@ -201,10 +201,7 @@ def test_a_recipe_that_cannot_be_read_is_named(content: bytes | None, message: s
     assert str(file) in str(error.value)
 
 
-def test_the_config_of_a_run_folder_gives_the_run_again(
-    small: list[str],
-    tmp_path: Path,
-):
+def test_the_config_of_a_run_folder_gives_the_run_again(small: list[str], tmp_path: Path):
     flags = [*small, "--cem.surrogate", "rate", "--cem.surrogate.form", "full", "--train.milestones", "1", "2"]
     train_run(tmp_path / "first", parse([*flags, "--train.lr", "0.1234567890123", "--train.schedule", "milestones"]))
     train_run(tmp_path / "second", parse([str(tmp_path / "first" / "config.toml"), "--name", "second"]))

@@ -15,6 +15,7 @@ import dataclasses
 import inspect
 import sys
 import types
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -156,13 +157,9 @@ def from_words(words: list[str], setting: Setting, flag: str) -> Any:
 def from_word(word: str, kind: Any) -> Any:
     """One word as a number or a bool; as it is where that fails, and `typed` then says what is wrong with it."""
     try:
-        return (
-            {"true": True, "false": False}[word.lower()]
-            if kind is bool
-            else kind(word)
-            if kind in (int, float)
-            else word
-        )
+        if kind is bool:
+            return {"true": True, "false": False}[word.lower()]
+        return kind(word) if kind in (int, float) else word
     except (KeyError, ValueError):
         return word
 
@@ -179,7 +176,7 @@ def setting_rows(config: Config) -> dict[str, list[Row]]:
 
 
 def setting_row(name: str, setting: Setting) -> Row:
-    value = getattr(setting.owner, setting.field.name)
+    """The flag, or for a bool the two flags, of a setting, its value in this config, and its meaning with its bounds."""
     several = get_origin(setting.type) is tuple
     kind = get_args(setting.type)[0] if several else setting.type
     word = {int: "INT", float: "FLOAT", str: "TEXT", bool: "BOOL"}.get(kind, "NAME") + "…" * several
@@ -189,7 +186,7 @@ def setting_row(name: str, setting: Setting) -> Row:
         told.append(f"One of {', '.join(map(str, get_args(kind)))}.")
     if bounds := setting.field.metadata.get("bounds"):
         told.append(f"Must be {bounds}.")
-    return flag, shown(value), " ".join(filter(None, told))
+    return flag, shown(getattr(setting.owner, setting.field.name)), " ".join(filter(None, told))
 
 
 def shown(value: Any) -> str:
@@ -201,6 +198,7 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
+@cache
 def meanings(config: type) -> dict[str, str]:
     """The docstring below each field of a dataclass, by the field's name."""
     found: dict[str, str] = {}

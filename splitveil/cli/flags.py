@@ -19,13 +19,15 @@ Row = tuple[str, str, str]  # a line of help: the flag, its default, its meaning
 
 @dataclass(frozen=True)
 class Flag:
+    """A flag of a command."""
+
     name: str
     value: str
     """What stands after it, such as FILE; empty for a switch."""
     meaning: str
     default: str = ""
     repeats: bool = False
-    """True if the flag may be given several times."""
+    """True if the flag may be given several times; the command then gets all its values."""
 
     @property
     def row(self) -> Row:
@@ -34,6 +36,8 @@ class Flag:
 
 @dataclass(frozen=True)
 class Command:
+    """A command of `splitveil`."""
+
     about: str
     operands: str = ""
     """What stands between the command's name and its flags, such as RUN…"""
@@ -57,10 +61,10 @@ NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
     Flag("--defences", "A,B", "What stands between edge and cloud, in this order.", repeats=True),
-    Flag("--cem.surrogate", "NAME", "Which loss measures how much z tells within a class, or none.", repeats=True),
+    Flag("--cem.surrogate", "NAME", "Which loss keeps z from telling more than the class, or none.", repeats=True),
     Flag("--attacks", "A,B", "Who tries to rebuild the images, or none.", repeats=True),
 )
-"""Flags that choose methods. Each method then has flags of its own, so these are read before all other settings."""
+"""Flags that choose methods; the last of the same name counts. They are read first, because each method has its own flags."""
 
 COMMANDS = {
     "demo": Command(
@@ -121,6 +125,7 @@ def read_flags(command: str, flags: Iterable[Flag], arguments: list[str]) -> tup
 
 
 def usage() -> str:
+    """What `splitveil --help` prints."""
     rows = [(name, "", command.about) for name, command in COMMANDS.items()]
     end = "`splitveil COMMAND --help` lists every flag of a command."
     return "\n".join(["usage: splitveil COMMAND …", "", *aligned(rows), "", end])
@@ -141,6 +146,7 @@ def command_help(command: str, flags: Iterable[Flag] = (), groups: dict[str, lis
 
 
 def columns() -> int:
+    """The width of the help: that of the terminal, within what reads well."""
     return max(60, min(shutil.get_terminal_size().columns, 120))
 
 

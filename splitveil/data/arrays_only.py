@@ -13,6 +13,7 @@ one in C does not let itself be restricted in this way.
 """
 
 import pickle
+import re
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any, ClassVar
@@ -32,9 +33,9 @@ class Dtype:
     """Stands in for numpy.dtype: a type of numbers, whose state is its byte order."""
 
     def __init__(self, name: str, *_: Any) -> None:
-        self.plain = np.dtype(str(name))
-        if self.plain.kind not in "biufc":
-            raise pickle.UnpicklingError(f"has an array of {self.plain}, which is not a type of numbers")
+        if not re.fullmatch(r"[|<>=]?[biufc]\d\d?", name):
+            raise pickle.UnpicklingError(f"has an array of {name!r}, which is not a type of numbers")
+        self.plain = np.dtype(name)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.plain = self.plain.newbyteorder(state[1])
@@ -88,8 +89,7 @@ class ArraysOnly(pickle._Unpickler):
         target.update(zip(items[::2], items[1::2], strict=True))
 
     def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.set_items([key, value])
+        self.set_items([self.stack.pop(-2), self.stack.pop()])
 
     def load_setitems(self) -> None:
         self.set_items(self.pop_mark())
@@ -111,6 +111,5 @@ def read_arrays(data: bytes, where: str, remedy: str = "get the official file") 
         reason = " ".join(f"{error}".split()) or "it ends too early"
         if isinstance(error, KeyError):
             reason = f"has the opcode or memo {reason}, which such files do not have"
-        raise UserError(
-            f"{where} is not a pickle of plain arrays ({reason}); nothing of it was run; {remedy}"
-        ) from error
+        told = f"{where} is not a pickle of plain arrays ({reason}); nothing of it was run; {remedy}"
+        raise UserError(told) from error
