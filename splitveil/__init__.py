@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from splitveil import attacks, defences, surrogates
     from splitveil.cem import CEM
     from splitveil.channel import Channel
-    from splitveil.cut_by_fx import cuts
-    from splitveil.split_model import SplitModel, split
+    from splitveil.cut_by_fx import cuts, split
+    from splitveil.split_model import SplitModel
 
 __version__ = "0.1.0"
 __all__ = ["CEM", "Channel", "SplitModel", "attacks", "cuts", "defences", "split", "surrogates"]
 
-_HOMES = {"CEM": "cem", "Channel": "channel", "SplitModel": "split_model", "cuts": "cut_by_fx", "split": "split_model"}
+_HOMES = {"CEM": "cem", "Channel": "channel", "SplitModel": "split_model", "cuts": "cut_by_fx", "split": "cut_by_fx"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,34 +1,16 @@
-"""The command line: a dict from command to function. Nothing here imports torch; the functions live in commands.py."""
+"""The command line. Nothing here imports torch: cli/flags.py says which commands there are, cli/commands.py does their work."""
 
 import errno
 import os
 import sys
 from typing import NoReturn
 
+from splitveil.cli.flags import COMMANDS, HELP, command_help, usage
 from splitveil.registry import UserError, unknown
-
-COMMANDS = {
-    "demo": "three split models, undefended, noisy and defended, attacked and reported (3 to 4 minutes on 2 cores)",
-    "run": "train + attack + evaluate + report: run [RECIPE.toml] [flags] [--suite quick]",
-    "train": "train a split model: train [RECIPE.toml] [flags]; the same command resumes it",
-    "attack": "attack a trained run: attack RUN… [--attacks a,b] [--suite quick|standard|plus]",
-    "evaluate": "accuracy, leak, cost and flags of an attacked run: evaluate RUN… [--fail-if 'ssim>0.5']",
-    "report": "one HTML file from one or more runs: report RUN… [--out FILE]",
-    "list": "what there is: surrogates, defences, attacks, models, data sets",
-    "bench": "what a step, a surrogate and a refresh cost, as ratios: bench [--only A,B] [--against FILE]",
-    "data": "read, check and, if asked, download a data set: data check|prepare NAME [flags]",
-}
-
-
-def usage() -> str:
-    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        ["usage: splitveil COMMAND …", "", *lines, "", "`splitveil COMMAND --help` lists every flag of a command."]
-    )
 
 
 def dispatch(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in (*HELP, "help"):
         print(usage())
         return
     if arguments[0] in ("-V", "--version"):
@@ -36,11 +18,15 @@ def dispatch(arguments: list[str]) -> None:
 
         print(f"splitveil {__version__}")
         return
-    if arguments[0] not in COMMANDS:
-        raise unknown("command", arguments[0], COMMANDS)
+    command, *rest = arguments
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    if HELP & set(rest) and command in ("attack", "evaluate", "report", "list"):
+        print(command_help(command))
+        return
     from splitveil.cli import commands
 
-    getattr(commands, f"{arguments[0]}_command")(arguments[1:])
+    getattr(commands, f"{command}_command")(rest)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,21 +1,22 @@
-"""Config: everything that decides what a run computes. Frozen dataclasses, TOML in and out, then flags.
+"""Config: everything that decides what a run computes, as frozen dataclasses that are read from TOML and from flags.
 
     [model] name = "small"            --model small          then --model.cut conv1
     [[defences]] name = "gaussian"    --defences bottleneck,gaussian    then --defences.1.sigma 0.05
     [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
     [cem.rate] form = "full"
 
-Names are resolved by our registries, with a suggestion for a misspelling; `splitveil.cli.arguments` reads the flags.
+The registries turn names into methods and suggest a name for a misspelt one. `splitveil.cli.arguments` reads the flags.
 """
 
 import dataclasses
-import json
 import tomllib
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
 
 from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
@@ -100,7 +101,7 @@ class Config:
 
 
 def from_dict(table: dict[str, Any]) -> Config:
-    """A Config from nested tables as TOML gives them; unknown keys and wrong types are refused by name."""
+    """Make a Config from nested tables as TOML gives them. An unknown key or a value of the wrong type is refused by its name."""
     table = dict(table)
     fields: dict[str, Any] = {}
     for key, kind in {"data": dict, "model": dict, "cem": dict, "defences": list, "attacks": list}.items():
@@ -152,6 +153,7 @@ def _fill(cls: type, table: dict[str, Any], where: str) -> Any:
 
 
 def typed(value: Any, hint: Any, where: str) -> Any:
+    """The value if it has the type `hint`, with whole numbers as floats and lists as tuples; `where` names it in an error."""
     if hint is Any or dataclasses.is_dataclass(value):
         return value
     if dataclasses.is_dataclass(hint):
@@ -178,7 +180,7 @@ def typed(value: Any, hint: Any, where: str) -> Any:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The inverse of `from_dict`: every setting written out, names as names."""
+    """The inverse of `from_dict`: nested tables with every setting, in which methods stand by their names."""
     table = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     for key in SINGLES:
         table[key] = _named(table[key])
@@ -197,32 +199,20 @@ def _named(config: Any) -> dict[str, Any]:
     return {"name": type(config).method, **dataclasses.asdict(config)}
 
 
-def to_toml(table: dict[str, Any], prefix: str = "") -> str:
-    """Nested tables as TOML text; None is left out (TOML has no null, and absent means default)."""
-    scalars, tables = [], []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            tables.append(f"\n[{prefix}{key}]\n{to_toml(value, f'{prefix}{key}.')}")
-        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-            tables += [f"\n[[{prefix}{key}]]\n{to_toml(item, f'{prefix}{key}.')}" for item in value]
-        elif value is not None:
-            scalars.append(f"{key} = {_toml_value(value)}\n")
-    return "".join(scalars + tables)
+def without_none(value: Any) -> Any:
+    """The same tables without the settings that are None: TOML has no null, and an absent setting means its default."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, except that TOML does not allow a bare DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return repr(value)  # int and float; inf and nan read back too
+def to_toml(table: dict[str, Any]) -> str:
+    """Nested tables as TOML text; None is left out."""
+    return tomli_w.dumps(without_none(table))
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both tables in one; where they disagree `above` counts, lists as a whole."""
+    """Both tables in one. Where they disagree `above` counts; lists are replaced as a whole."""
     both = dict(below)
     for key, value in above.items():
         both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value

@@ -1,6 +1,6 @@
 """Cut a user's own nn.Module after one of its submodules, by torch.fx.
 
-    edge, cloud, z_shape = halves(resnet, "layer1", x)         cloud(edge(x)) == resnet(x), in train() and in eval()
+    model = split(resnet, at="layer1", example=x)              model(x) == resnet(x), in train() and in eval()
     cuts(resnet, x)                                            ["conv1", "bn1", …, "layer1.0", "layer1", "layer2.0", …]
 
 How. Only the strict ancestors of the cut are opened; every other module stays a leaf, so what happens inside it
@@ -8,22 +8,21 @@ How. Only the strict ancestors of the cut are opened; every other module stays a
 and the rest is the cloud. The one value that may cross is z, one tensor with the batch first. Besides z the cloud may
 use its own parameters, and what z tells as well: the batch size and the device, which are read from z there.
 
-What the halves share. Leaf modules, parameters and buffers are the original's own objects under their own dotted names,
-so the original's state_dict is the union of the halves' (of what its forward uses). A parameter used on both sides is
-refused, because two machines cannot share it; a buffer on both sides (a table of positions) is allowed.
+What the halves share with the original. Leaf modules, parameters and buffers are the original's own objects under their own
+dotted names, so the original's state_dict is the union of the halves' (for what its forward uses). A parameter that both sides
+use is refused, because two machines cannot share it; a buffer on both sides (a table of positions) is allowed.
 
 The cloud works on a copy of z. A layer that writes in place can stand first in the cloud, also behind a view or deep
 inside a leaf where no graph shows it; without the copy it would overwrite the z that the loss at the cut still needs.
 The copy is one pass over z, small against any layer, so it is always made.
 
-Tracing freezes what Python decides. Each cut is therefore traced in train() and in eval() and refused if these differ,
-and the result is compared with the original on `example` and on a batch of another size.
+Tracing freezes what Python decides in the forward pass. Each cut is therefore traced in train() and in eval() and refused if the
+two differ, and the halves are compared with the original on `example` and on a batch of another size.
 """
 
 import operator
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from splitveil.registry import UserError, unknown
+from splitveil.split_model import SplitModel, in_mode
 
 Traced = Callable[[str], tuple[fx.Graph, dict[str, Any]]]  # the name of an opened parent -> its operations, see `trace`
 
@@ -41,38 +41,25 @@ class Refused(UserError):
     """Why a module cannot be cut at one place."""
 
 
-@contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """All of `module` in train() or eval() mode, then each submodule's own flag again: some are frozen on purpose."""
-    flags = [(part, part.training) for part in module.modules()]
-    try:
-        for part, _ in flags:
-            part.training = training  # not train(), which a user may have overridden
-        yield
-    finally:
-        for part, flag in flags:
-            part.training = flag
-
-
 def run_quietly(module: nn.Module, x: Tensor) -> Any:
-    """module(x) in eval mode without gradients; random layers draw the same numbers each time, and not the user's."""
+    """module(x) in eval mode without gradients. Random layers draw the same numbers each time, and none of the user's."""
     with in_mode(module, False), torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
         torch.manual_seed(0)
         return module(x)
 
 
 def two_batches(example: Tensor) -> tuple[Tensor, Tensor]:
-    """The example once and twice over: what only looks like the batch size in one of them does not in the other."""
+    """The example, and the example twice over. A number that equals the batch size by chance does so in only one of them."""
     return example, torch.cat([example, example])
 
 
 def watch(module: nn.Module, example: Tensor) -> dict[str, list[Any]]:
-    """What each submodule gave, by name, for one and for two examples, in the order in which they finished."""
+    """The outputs of each submodule by name, for the two batches of `two_batches`, in the order in which they finished."""
     outputs: dict[str, list[Any]] = {}
 
     def note(name: str) -> Any:
         def hook(_part: nn.Module, _inputs: Any, output: Any) -> None:
-            # Only the shape is needed, and a later layer may write into the tensor: meta keeps no memory alive.
+            # Only the shape is needed. A tensor on "meta" keeps no memory alive, and no later layer can write into it.
             shown = output.to("meta") if isinstance(output, Tensor) else output
             outputs[name] = [*outputs.pop(name, []), shown]
 
@@ -106,7 +93,7 @@ class Whole(nn.Module):
 class AncestorTracer(fx.Tracer):
     """Opens the modules named in `opened`; everything else is one operation."""
 
-    # Else self.table[:n] is worked out while tracing, and follows neither .to() nor load_state_dict().
+    # Without this, self.table[:n] would be computed while tracing and follow neither .to() nor load_state_dict().
     proxy_buffer_attributes = True
 
     def __init__(self, opened: set[str]) -> None:
@@ -118,7 +105,7 @@ class AncestorTracer(fx.Tracer):
 
 
 def untraceable(module: nn.Module, error: Exception) -> Refused:
-    """Names the module, the line and the reason; the line is the innermost one in a method of a user's module."""
+    """An error that names the module, the line and the reason. The line is the innermost one in a method of a user's module."""
     parts = {id(part): name for name, part in module.named_modules()}
     machinery = nn.Module.__init__.__code__.co_filename
     where = f"{type(module).__name__}.forward"
@@ -133,7 +120,7 @@ def untraceable(module: nn.Module, error: Exception) -> Refused:
 
 
 def trace_once(module: nn.Module, parent: str) -> tuple[fx.Graph, dict[str, Any]]:
-    """The operations of `module` with `parent` and all above it opened, and the objects that their targets name."""
+    """Trace `module` with `parent` and all modules above it opened: the operations, and the objects that their targets name."""
     steps = parent.split(".") if parent else []
     opened = {".".join(["module", *steps[:depth]]) for depth in range(len(steps) + 1)}
     whole = Whole(module)
@@ -151,8 +138,8 @@ def trace_once(module: nn.Module, parent: str) -> tuple[fx.Graph, dict[str, Any]
 
 
 def trace(module: nn.Module, parent: str) -> tuple[fx.Graph, dict[str, Any]]:
-    """`trace_once`, refused if the operations are not the same in train() and in eval(), or from call to call."""
-    with torch.random.fork_rng([]):  # a forward that makes random tensors draws new ones each time, but not the user's
+    """Call `trace_once` in train() and in eval(), and refuse a module whose operations differ between the two calls."""
+    with torch.random.fork_rng([]):  # a forward that makes random tensors must not use up the user's random numbers
         with in_mode(module, False):
             graph, objects = trace_once(module, parent)
         with in_mode(module, True):
@@ -171,7 +158,7 @@ def trace(module: nn.Module, parent: str) -> tuple[fx.Graph, dict[str, Any]]:
 
 
 def same_step(one: fx.Node, other: fx.Node, objects: dict[str, Any], others: dict[str, Any]) -> bool:
-    """The same operation on the same values; a tensor that a traced forward made has the same numbers both times."""
+    """True if two steps are the same operation on the same values, including tensors that the forward pass made itself."""
     if (one.op, one.target) != (other.op, other.target) or str((one.args, one.kwargs)) != str(
         (other.args, other.kwargs)
     ):
@@ -183,7 +170,7 @@ def same_step(one: fx.Node, other: fx.Node, objects: dict[str, Any], others: dic
 
 
 def describe(node: fx.Node) -> str:
-    """A step in the user's words."""
+    """A step as the user would call it."""
     if node.op == "placeholder":
         return "the input"
     if node.op == "call_function":
@@ -210,7 +197,7 @@ def told_by_z(node: fx.Node, batches: set[fx.Node]) -> str | None:
 
 
 def asks_only(node: fx.Node) -> bool:
-    """Whether `node` fetches a parameter or asks for a shape, so that nothing is lost if nobody reads the answer."""
+    """True if `node` only fetches a parameter or asks for a shape, so that it can be left out if nobody reads the answer."""
     asked = node.args[0] if node.args else None
     part_of_answer = node.target is operator.getitem and isinstance(asked, fx.Node) and asks_only(asked)
     is_size = node.op == "call_method" and node.target == "size"
@@ -235,7 +222,7 @@ def separate(graph: fx.Graph, at: str) -> tuple[fx.Graph, fx.Graph]:
 
     cloud = fx.Graph()
     z_in = cloud.placeholder("z")
-    copies = {z: cloud.call_method("clone", (z_in,))}  # why a copy: see the head of this file
+    copies = {z: cloud.call_method("clone", (z_in,))}  # the docstring of this file says why
 
     def in_cloud(node: fx.Node) -> fx.Node:
         if node in copies:
@@ -251,12 +238,12 @@ def separate(graph: fx.Graph, at: str) -> tuple[fx.Graph, fx.Graph]:
             copies[node] = cloud.node_copy(node, in_cloud)
         return copies[node]
 
-    # All steps, also one whose result nobody reads: it may write in place. Questions are copied where they are needed.
+    # Copy all steps, even one whose result nobody reads, because it may write in place. Questions are copied only when needed.
     for node in nodes[after:]:
         if not asks_only(node):
             in_cloud(node)
 
-    kept: set[fx.Node] = set()  # the edge keeps all steps, but for those that only the cloud needed and now has
+    kept: set[fx.Node] = set()  # the edge keeps all steps except those that only the cloud needed and now has itself
     for node in reversed(nodes[:after]):
         needed = node is z or node.op == "placeholder" or any(user in kept for user in node.users)
         if needed or not (asks_only(node) or node in copies):
@@ -280,7 +267,7 @@ class Half(fx.GraphModule):
 
 
 def assemble(graph: fx.Graph, objects: dict[str, Any], module: nn.Module) -> Half:
-    """A Half out of parts of `module`; the containers between them are new, and empty but for these parts."""
+    """Make a Half out of parts of `module`. The containers around the parts are new and hold nothing else."""
     saved = set(module.state_dict())
     half = Half(objects, graph)
     for node in graph.nodes:
@@ -318,7 +305,7 @@ def cut(module: nn.Module, at: str, outputs: list[Any], batch: int, traced: Trac
 
 
 def compare(module: nn.Module, edge: Half, cloud: Half, x: Tensor) -> None:
-    """Refuse halves that do not give what `module` gives for x: tracing has then frozen what it should not."""
+    """Refuse halves whose result for x is not that of `module`, because tracing has then frozen something that varies."""
     expected = run_quietly(module, x)
     remedy = "a traced forward depends on more than its tensors: move that step into a submodule of its own"
     try:
@@ -343,6 +330,18 @@ def halves(module: nn.Module, at: str, example: Tensor) -> tuple[Half, Half, tup
         possible = ", ".join(name for name in cuts(module, example) if name != at) or "none"
         raise UserError(f"cannot cut after {at!r}: {refusal}; possible cuts: {possible}") from refusal
     return edge, cloud, tuple(outputs[0].shape[1:])
+
+
+def split(module: nn.Module, at: str, example: Tensor) -> SplitModel:
+    """Cut a user's own module after its submodule `at` ("layer1", "layer2.0.conv1").
+
+    `example` is a batch of inputs [b, *x_shape]; it gives the shapes, and the halves must agree with the module on it.
+    The halves share their parameters with `module` and keep its dotted names. `cuts` lists where it can be cut.
+    """
+    edge, cloud, z_shape = halves(module, at, example)
+    model = SplitModel(edge, cloud, z_shape, tuple(example.shape[1:]))
+    model.training = module.training  # not train(), which would also set submodules that the user froze
+    return model
 
 
 def cuts(module: nn.Module, example: Tensor) -> list[str]:

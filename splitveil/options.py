@@ -19,12 +19,13 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake of the user's: says the value, the bound and the remedy. The CLI prints it without a traceback, exit 2."""
+    """A user's mistake. Its message gives the value, the bound and the remedy; the command line prints it and exits with 2."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a number must be; None, an option that was not given, is always allowed, and infinity and NaN never are."""
+    """The range that a number must lie in. None stands for an option that was not given and is always allowed; infinity and
+    NaN never are."""
 
     above: float = -inf
     at_least: float = -inf
@@ -35,6 +36,7 @@ class Bounds:
     """What to do instead, as the rest of a sentence."""
 
     def allow(self, value: Any) -> bool:
+        """True if the value, or each value of a tuple, lies within the bounds."""
         if value is None or isinstance(value, str | bool):
             return True
         if isinstance(value, tuple | list):

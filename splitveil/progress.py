@@ -1,4 +1,4 @@
-"""Progress on the terminal: what runs, how far it is, how fast, how long it will take."""
+"""Progress bars on the terminal: they show what runs, how far it is, how fast it goes and how long it will still take."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def steps_bar(title: str, total: int, done: int = 0, show: bool = True) -> Itera
         Rate(),
         TimeRemainingColumn(),
     )
-    # Rich's own thread redraws ten times a second; an advance is only an addition and costs a step nothing.
+    # A thread of rich redraws the bar ten times a second, so that an advance is only an addition and costs a step nothing.
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not show) as progress:
         task = progress.add_task(title, total=total, completed=done, note="")
 

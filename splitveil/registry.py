@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist: it suggests the most similar known name, or lists all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
@@ -40,18 +41,19 @@ class Entry:
 
     name: str
     build: Callable[..., Any]
-    """The class or function; takes the fields of `config` as keyword arguments, plus what its kind needs."""
+    """A class, which takes the config, or a function, which takes its fields; both also take what their kind needs."""
     config: type
-    """Frozen dataclass of its options; a subclass made for this name, so that the type alone tells the name."""
+    """The frozen dataclass of its options. It is a subclass made for this name, so that the type of a config tells its method."""
     kind: str
 
     @property
     def summary(self) -> str:
+        """The first line of its docstring."""
         doc = self.build.__doc__ or ""
         return doc.strip().split("\n")[0]
 
     def configure(self, options: dict[str, Any]) -> Any:
-        """Options by name to a Config instance; an unknown option, or a choice that there is not, is refused."""
+        """Make a Config instance from options by name. It refuses an unknown option and a value that is not a choice."""
         self.check_names(options)
         for option, choices in self.choices().items():
             if option in options and options[option] not in choices:
@@ -60,14 +62,14 @@ class Entry:
         return self.config(**options)
 
     def check_names(self, options: dict[str, Any]) -> None:
-        """Refuses an option that does not exist, with a suggestion."""
+        """Refuse an option that does not exist, and suggest the one that was probably meant."""
         known = [field.name for field in dataclasses.fields(self.config)]
         for option in options:
             if option not in known:
                 raise unknown(f"option of {self.kind} {self.name!r}", option, known)
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
-        """The values of the options that are a choice of names."""
+        """The allowed values of each option whose type is a Literal."""
         found = {}
         for option, hint in get_type_hints(self.config).items():
             literals = [arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal]
@@ -76,11 +78,11 @@ class Entry:
         return found
 
     def make(self, given: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Build from options; `given` holds what the kind supplies itself (dim, classes, …)."""
+        """Build the method from options. `given` holds arguments that are not options, such as the dimensions of z."""
         return self.make_from(self.configure(options), **(given or {}))
 
     def make_from(self, config: Any, **given: Any) -> Any:
-        """Build from a Config instance. A class keeps the config; a function gets its fields as plain arguments."""
+        """Build the method from a Config instance. A class gets the config, a function gets its fields as plain arguments."""
         if "config" in inspect.signature(self.build).parameters:
             return self.build(config, **given)
         used = [field.name for field in dataclasses.fields(config) if field.metadata.get("build", True)]
@@ -89,7 +91,7 @@ class Entry:
 
 
 class Registry:
-    """Methods of one kind by name, discovered in one package."""
+    """The methods of one kind by name. They are found by importing every module of one package."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self.package = kind, package
@@ -116,7 +118,7 @@ class Registry:
         return self._entries[name]
 
     def of(self, config: Any) -> Entry:
-        """The entry that a Config instance belongs to."""
+        """The entry whose Config this is an instance of."""
         return self[type(config).method]
 
     def names(self) -> list[str]:

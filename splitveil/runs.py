@@ -1,12 +1,12 @@
-"""Run folders: everything a run leaves behind, written so that a kill at any moment loses at most one epoch.
+"""Run folders hold everything that a run leaves behind. A kill at any moment loses no more than the work since a checkpoint.
 
     runs/NAME/  schema.json config.toml splits.json environment.json metrics.jsonl
                 weights/{last,best}.safetensors   state/{train.safetensors,train.json}
                 attacks/ATTACK-SEED/{attack.json,rows.npz,samples.safetensors}   summary.json   report.html
 
-Every file but metrics.jsonl, which only grows, is written beside its place and renamed into it. `state/train.safetensors` alone
-decides where a run resumes: its header carries the epoch, and lines of metrics.jsonl from later epochs are dropped. Nothing is
-ever unpickled.
+Every file is first written under another name and then renamed, so that it is never half written; only metrics.jsonl grows line
+by line. `state/train.safetensors` alone decides where a run resumes: its header holds the epoch, and lines of metrics.jsonl from
+later epochs are dropped. Nothing is ever unpickled.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml
+from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml, without_none
 from splitveil.registry import UserError
 
 try:
@@ -39,7 +39,7 @@ LATER = {"name", "device", "attacks"}
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is the old one or the whole new one, never a part."""
+    """Replace a file as a whole: whoever reads it finds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
     try:
@@ -74,7 +74,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
-            # Copies: get_tensor only maps the file, and whoever overwrites it later would crash us with a bus error.
+            # We clone because get_tensor only maps the file: if it were overwritten later, this process would crash.
             return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except FileNotFoundError:
         raise UserError(f"{path} is missing; train the run first") from None
@@ -83,7 +83,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Nested dicts and lists to tensors by dotted path, and all other leaves by dotted path."""
+    """Take nested dicts and lists apart: all tensors by their dotted path, and all other leaves by theirs."""
     if isinstance(tree, Tensor):
         return {prefix: tree}, {}
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else None
@@ -98,7 +98,7 @@ def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, A
     return tensors, others
 
 
-@cache  # asked once, at a process's first run: the tree may move on while its code stays
+@cache  # a process keeps the code that it began with, even if the source tree changes later
 def git_commit() -> str | None:
     """The commit of the source tree, with "-dirty" where it was changed; None for an installed package."""
     here = Path(__file__)
@@ -115,7 +115,7 @@ def git_commit() -> str | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What produced the numbers. Nothing personal: no host name, user, path or environment variable."""
+    """The software and hardware that made the numbers. It holds no host name, user, path or environment variable."""
     from splitveil import __version__
 
     return {
@@ -140,7 +140,7 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time trains in a folder; the lock, a file beside it, ends with its process, however that ends."""
+    """Let one process at a time train in a folder. The lock is on a file beside the folder and ends with the process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "a") as file:
         if fcntl is not None:
@@ -161,8 +161,8 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> "Run":
-        """The folder for this config: a new one, or the one of an earlier, unfinished or finished, run of the same config."""
-        written = from_dict(to_dict(config))  # as it will be read back
+        """Make a folder for this config, or take the existing folder of the same config, finished or not."""
+        written = from_dict(to_dict(config))  # the config as it will be read back
         if (folder / "schema.json").exists():
             run = cls.open(folder)
             old, new = ({k: v for k, v in to_dict(c).items() if k not in LATER} for c in (run.config, written))
@@ -175,11 +175,14 @@ class Run:
         text = to_toml(to_dict(written)).encode()
         if folder.exists():
             found = [p for p in folder.iterdir() if not p.name.startswith(".")]
-            killed = found == [folder / "config.toml"] and found[0].read_bytes() == text  # between the two writes below
+            # A run that was killed between the two writes below has left its config alone.
+            killed = found == [folder / "config.toml"] and found[0].read_bytes() == text
             if found and not killed:
                 raise UserError(f"{folder} exists and is not a run folder; choose another --name")
         write_atomically(folder / "config.toml", text)
-        write_json(folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"})  # last: now it is a run folder
+        write_json(
+            folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"}
+        )  # from now on it is a run folder
         return cls(folder, written)
 
     @classmethod
@@ -195,9 +198,13 @@ class Run:
 
     @property
     def config_sha256(self) -> str:
-        """Digest of all that decides the weights: the config without `LATER`."""
+        """Digest of all that decides the weights: the config without `LATER` and without None, as JSON with sorted keys.
+
+        It does not depend on how config.toml is laid out. Older run folders carry a digest of their TOML text instead; they
+        stay readable, because nothing compares the two.
+        """
         table = {k: v for k, v in to_dict(self.config).items() if k not in LATER}
-        return hashlib.sha256(to_toml(table).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(without_none(table), sort_keys=True).encode()).hexdigest()
 
     def check_splits(self, summary: dict[str, Any]) -> None:
         """Write splits.json, or refuse to go on with other images than those the run began with."""
@@ -233,7 +240,8 @@ class Run:
         write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
 
     def save_weights(self, which: str, tensors: dict[str, Tensor], epoch: int) -> None:
-        # One key: safetensors writes several in random order, and equal weights would have files of different hashes.
+        # All metadata is under one key, because safetensors writes several keys in random order, and then files with equal
+        # weights would have different hashes.
         metadata = {"weights": json.dumps({"epoch": epoch, "config_sha256": self.config_sha256})}
         write_tensors(self.folder / "weights" / f"{which}.safetensors", tensors, metadata)
 
@@ -241,14 +249,14 @@ class Run:
         return read_tensors(self.folder / "weights" / f"{which}.safetensors")[0]
 
     def save_state(self, tree: dict[str, Any], epoch: int) -> None:
-        """All that the next epoch needs. The header of the one file is the truth, train.json is for people."""
+        """Write all that the next epoch needs. A run resumes from train.safetensors; train.json is its header, for people."""
         tensors, others = flatten(tree)
         header = {"epoch": epoch, "others": others}
         write_tensors(self.folder / "state" / "train.safetensors", tensors, {"train": json.dumps(header)})
         write_json(self.folder / "state" / "train.json", header)
 
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any], int] | None:
-        """Tensors, other leaves and the last finished epoch; None before the first one."""
+        """The tensors, the other leaves and the last finished epoch; None if no state was written yet."""
         path = self.folder / "state" / "train.safetensors"
         if not path.exists():
             return None
@@ -259,5 +267,6 @@ class Run:
         return tensors, header["others"], header["epoch"]
 
     def finished(self) -> bool:
+        """True if all epochs of the config are trained."""
         saved = self.load_state()
         return saved is not None and saved[2] + 1 >= self.config.train.epochs

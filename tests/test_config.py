@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from splitveil.config import Config, TrainConfig, from_dict, read_toml, to_dict,
 from splitveil.data.splits import SplitsConfig
 from splitveil.options import Bounds
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError
+from splitveil.runs import Run
 from splitveil.training.run import train_run
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))  # lone surrogates are not Unicode text
@@ -202,12 +204,21 @@ def test_a_recipe_that_cannot_be_read_is_named(content: bytes | None, message: s
     assert str(file) in str(error.value)
 
 
-def test_the_config_of_a_run_folder_gives_the_run_again(
-    small: list[str],
-    tmp_path: Path,
-):
+def test_the_config_of_a_run_folder_gives_the_run_again(small: list[str], tmp_path: Path):
     flags = [*small, "--cem.surrogate", "rate", "--cem.surrogate.form", "full", "--train.milestones", "1", "2"]
     train_run(tmp_path / "first", parse([*flags, "--train.lr", "0.1234567890123", "--train.schedule", "milestones"]))
     train_run(tmp_path / "second", parse([str(tmp_path / "first" / "config.toml"), "--name", "second"]))
     first, second = ((tmp_path / name / "weights" / "last.safetensors").read_bytes() for name in ("first", "second"))
     assert first == second
+
+
+def test_the_digest_of_a_run_does_not_depend_on_the_layout_of_its_config(tmp_path: Path):
+    run = Run.create(tmp_path / "run", parse(["--defences", "bottleneck,gaussian"]))
+    config = tmp_path / "run" / "config.toml"
+    short, tables = "defences = [\n", '[[defences]]\nname = "bottleneck"\n[[defences]]\nname = "gaussian"\n'
+    text = config.read_text()
+    assert short in text
+    config.write_text(re.sub(r"defences = \[\n.*?\n\]\n", "", text, flags=re.DOTALL) + tables)  # as older runs have it
+    assert Run.open(tmp_path / "run").config == run.config
+    assert Run.open(tmp_path / "run").config_sha256 == run.config_sha256
+    assert Run.create(tmp_path / "other", parse(["--seed", "1"])).config_sha256 != run.config_sha256

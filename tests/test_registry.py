@@ -122,6 +122,7 @@ def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are() -> No
     assert SURROGATES["gated"].configure({"gate_objective": None}).gate_objective is None
 
 
-def test_the_registry_does_not_import_torch() -> None:
-    code = "import sys, splitveil.registry; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["splitveil", "splitveil.registry", "splitveil.options", "splitveil.progress"])
+def test_the_foundations_do_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

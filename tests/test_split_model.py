@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.cut_by_fx import cuts
+from splitveil.cut_by_fx import cuts, split
 from splitveil.registry import UserError
-from splitveil.split_model import SplitModel, split
+from splitveil.split_model import SplitModel
 
 
 class BasicBlock(nn.Module):
@@ -267,13 +267,7 @@ def test_a_copy_of_a_split_is_independent_and_gives_the_same(vit: ViT) -> None:
 
 
 @pytest.mark.parametrize(
-    "size",
-    [
-        lambda x: x.shape[0],
-        lambda x: x.size(0),
-        lambda x: x.size(dim=0),
-        lambda x: x.size()[0],
-    ],
+    "size", [lambda x: x.shape[0], lambda x: x.size(0), lambda x: x.size(dim=0), lambda x: x.size()[0]]
 )
 @pytest.mark.parametrize("early", [True, False])
 def test_every_way_to_ask_for_the_batch_size_may_cross(size: Callable[[Tensor], int], early: bool) -> None:

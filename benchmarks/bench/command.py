@@ -12,26 +12,12 @@ from benchmarks.bench.refresh import refresh_rows, sklearn_rows
 from benchmarks.bench.steps import SHAPES, captured_rows, configs, floor_rows, step_rows, together_rows
 from benchmarks.bench.table import TITLES, WORSE, complaint, got_worse, key, print_tables
 from benchmarks.bench.timing import IMAGES, QUICK, QUICK_IMAGES, ROUNDS, Row, Setting
-from splitveil.cli.commands import take_flag
+from splitveil.cli.flags import Flag, read_flags
 from splitveil.device.pick import pick_device
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError, unknown
 from splitveil.runs import environment, read_json, write_json
 
-USAGE = f"""usage: splitveil bench [flags]      ratios, each against a baseline measured in the same run
-
-  --device auto|cpu|cuda
-  --model {"|".join(SHAPES)}      small on the CPU, vgg11 on CUDA
-  --batches 128,512        batch sizes
-  --classes 10,100         numbers of classes
-  --variants A,B           surrogates, "noise" and "rate full"; all of them if not given
-  --compile                through torch.compile: on CUDA steps, on a CPU surrogates
-  --quick                  two rounds: does it run at all?
-  --only A,B               of {", ".join(TITLES)}
-  --out FILE               JSON; runs/bench_cpu.json or runs/bench_cuda.json
-  --against FILE           an earlier FILE; exit code 3 if a ratio is more than {WORSE - 1:.0%} worse
-
-captured, together and memory need CUDA; sklearn needs scikit-learn. --variants does not change together, floor and sklearn."""
 MEASURE = {
     "step": step_rows, "captured": captured_rows, "together": together_rows, "floor": floor_rows,
     "loop": loop_rows, "memory": memory_rows, "refresh": refresh_rows, "sklearn": sklearn_rows,
@@ -39,8 +25,27 @@ MEASURE = {
 NO_BATCH = {"sklearn"}
 CUDA_ONLY = {"captured", "together", "memory"}
 FLAGS = (
-    "--device", "--model", "--batches", "--classes", "--variants", "--only", "--out", "--against", "--compile", "--quick",
-)  # fmt: skip
+    Flag("--device", "NAME", "auto, cpu or cuda.", default="auto"),
+    Flag("--model", "NAME", f"Of {', '.join(SHAPES)}; without it small on the CPU and vgg11 on CUDA."),
+    Flag("--batches", "A,B", "Batch sizes.", default="128,512"),
+    Flag("--classes", "A,B", "Numbers of classes.", default="10,100"),
+    Flag(
+        "--variants",
+        "A,B",
+        'Surrogates, "noise" and "rate full"; without it all. together, floor and sklearn do not use it.',
+    ),
+    Flag("--compile", "", "Measure through torch.compile: on CUDA whole steps, on a CPU the surrogates."),
+    Flag("--quick", "", "Two rounds only, to see if it runs at all."),
+    Flag(
+        "--only", "A,B", f"Of {', '.join(TITLES)}. captured, together and memory need CUDA, sklearn needs scikit-learn."
+    ),
+    Flag("--out", "FILE", "The JSON file that is written, if not runs/bench_cpu.json or runs/bench_cuda.json."),
+    Flag(
+        "--against",
+        "FILE",
+        f"An earlier FILE; the exit code is 3 if a ratio is more than {WORSE - 1:.0%} worse than there.",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -89,28 +94,21 @@ def chosen_of(asked: str, model: str, only: list[str]) -> tuple[str, ...]:
 
 
 def plan_of(arguments: list[str]) -> Plan:
-    arguments = list(arguments)
-    switches = {flag: flag in arguments for flag in ("--compile", "--quick")}
-    arguments = [word for word in arguments if word not in switches]
-    device = pick_device(take_flag(arguments, "--device", "auto"))
+    given, _ = read_flags("bench", FLAGS, arguments)
+    device = pick_device(given["--device"])
     if device.type not in ROUNDS:
         raise UserError(f"--device is {device.type!r}, must be cpu or cuda")
-    model = take_flag(arguments, "--model", "vgg11" if device.type == "cuda" else "small")
+    model = given["--model"] or ("vgg11" if device.type == "cuda" else "small")
     if model not in SHAPES:
         raise unknown("model to measure", model, SHAPES)
-    batches = numbers("--batches", take_flag(arguments, "--batches", "128,512"))
-    classes = numbers("--classes", take_flag(arguments, "--classes", "10,100"))
-    only = kinds(take_flag(arguments, "--only", ""), device)
-    variants = chosen_of(take_flag(arguments, "--variants", ""), model, only)
-    out = Path(take_flag(arguments, "--out", f"runs/bench_{device.type}.json"))
-    against = take_flag(arguments, "--against", "")
-    if arguments:
-        if arguments[0] in FLAGS:
-            raise UserError(f"{arguments[0]} is there twice")
-        raise unknown("flag", arguments[0].partition("=")[0], FLAGS)
-    rounds, steps, slow = (QUICK if switches["--quick"] else ROUNDS)[device.type]
-    images = QUICK_IMAGES if switches["--quick"] else IMAGES
-    one = Setting(device, model, batches[0], classes[0], switches["--compile"], rounds, steps, slow, images, variants)
+    batches, classes = (numbers(flag, given[flag]) for flag in ("--batches", "--classes"))
+    only = kinds(given["--only"], device)
+    variants = chosen_of(given["--variants"], model, only)
+    out, against = Path(given["--out"] or f"runs/bench_{device.type}.json"), given["--against"]
+    quick, compiled = given["--quick"], given["--compile"]
+    rounds, steps, slow = (QUICK if quick else ROUNDS)[device.type]
+    images = QUICK_IMAGES if quick else IMAGES
+    one = Setting(device, model, batches[0], classes[0], compiled, rounds, steps, slow, images, variants)
     settings = [
         (what, replace(one, batch=batch, classes=c))
         for c in classes

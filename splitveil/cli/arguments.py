@@ -1,27 +1,46 @@
-"""`[RECIPE.toml …] [flags]` to a Config: the recipes, then names, then a flag for every setting.
+"""`[RECIPE.toml …] [flags]` to a Config: the recipes first, then the names of methods, then a flag for every setting.
 
     splitveil train recipe.toml --defences bottleneck,gaussian --defences.1.sigma 0.05 --train.augment.no-flip
     splitveil train recipes/paper/cifar10.toml recipes/paper/ressfl.toml recipes/paper/cem.toml
 
 Of several recipes the later ones come on top, table by table; the run is then named after all of them.
 
-The order of the flags does not matter, except that the last of the same name wins. Names come before their options, because
-they decide which flags there are. tyro draws the help; what it would print for a mistake is a box, ours is one line.
+The order of the flags does not matter, except that of two flags with the same name the last one counts. Names of methods are
+read before all other flags, because they decide which flags there are. The help is made from the same settings and from the
+docstrings below their fields.
 """
 
+import ast
 import dataclasses
+import inspect
+import sys
 import types
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from splitveil.cli.flags import COMMANDS, HELP, NAMES, Flag, Row, command_help, take_flags
 from splitveil.config import LISTS, Config, from_dict, merged, read_toml, typed
 from splitveil.registry import UserError, unknown
 
-HELP = {"-h", "--help"}
-NAME_FLAGS = {"--data", "--model", "--defences", "--attacks", "--cem.surrogate"}
+
+class Setting(NamedTuple):
+    """One setting of a config."""
+
+    owner: Any
+    """The dataclass instance that holds it."""
+    field: dataclasses.Field[Any]
+    hint: Any
+    """Its type, such as `float | None`."""
+
+    @property
+    def type(self) -> Any:
+        """Its type without None: float."""
+        optional = get_origin(self.hint) in (Union, types.UnionType)
+        return next(arm for arm in get_args(self.hint) if arm is not type(None)) if optional else self.hint
 
 
-def parse(arguments: list[str], base: dict[str, Any] | None = None) -> Config:
+def parse(arguments: list[str], base: dict[str, Any] | None = None, command: str = "train") -> Config:
     """A Config from a command line; `base` stands in for a recipe that is not named. `--help` prints the flags and exits."""
     arguments = list(arguments)
     table = dict(base or {})
@@ -29,26 +48,20 @@ def parse(arguments: list[str], base: dict[str, Any] | None = None) -> Config:
     while arguments and not arguments[0].startswith("-"):
         recipes.append(arguments.pop(0))
         layer = read_toml(recipes[-1])
-        from_dict(layer)  # a mistake in the recipe is its own, whatever the flags replace
+        from_dict(layer)  # a mistake in the recipe is refused even where a flag would replace it
         table = layer if len(recipes) == 1 else merged(table, layer)
     if len(recipes) > 1:
         table["name"] = "-".join(Path(recipe).stem for recipe in recipes)
-    rest: list[str] = []
-    while arguments:
-        argument = arguments.pop(0)
-        flag, equals, value = argument.partition("=")
-        if flag not in NAME_FLAGS:
-            rest.append(argument)
-            continue
-        if not equals:
-            if not arguments or arguments[0].startswith("--"):
-                raise UserError(f"{flag} needs a name; `splitveil list` shows them")
-            value = arguments.pop(0)
-        choose(table, flag.removeprefix("--"), value)
+    chosen, rest = take_flags(NAMES, arguments)
+    for flag, values in chosen.items():
+        for value in values:
+            choose(table, flag.removeprefix("--"), value)
     config = from_dict(table)
     if HELP & set(rest):
-        show_help(config)
-    return with_flags(config, rest)
+        title = "methods (`splitveil list` shows their names; each then has flags of its own)"
+        print(command_help(command, groups={title: [flag.row for flag in NAMES], **setting_rows(config)}))
+        sys.exit(0)
+    return with_flags(config, rest, (*NAMES, *COMMANDS[command].flags))
 
 
 def choose(table: dict[str, Any], key: str, value: str) -> None:
@@ -64,9 +77,9 @@ def choose(table: dict[str, Any], key: str, value: str) -> None:
         table[key] = before if isinstance(before, dict) and before.get("name") == value else {"name": value}
 
 
-def settings(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Every setting of a config by its dotted name, with its type: {"train.lr": float, "defences.1.sigma": float, …}."""
-    found: dict[str, Any] = {}
+def settings(node: Any, prefix: str = "") -> dict[str, Setting]:
+    """Every setting of a config by its dotted name: train.lr, defences.1.sigma, …"""
+    found: dict[str, Setting] = {}
     hints = get_type_hints(type(node))
     for field in dataclasses.fields(node):
         value, name = getattr(node, field.name), f"{prefix}{field.name}"
@@ -76,7 +89,7 @@ def settings(node: Any, prefix: str = "") -> dict[str, Any]:
             for i, item in enumerate(value):
                 found |= settings(item, f"{name}.{i}.")
         elif hints[field.name] is not Any:
-            found[name] = hints[field.name]
+            found[name] = Setting(node, field, hints[field.name])
     return found
 
 
@@ -95,12 +108,12 @@ def spelling(name: str, value: bool = True) -> str:
     return f"--{group}{dot}{last if value else f'no-{last}'}"
 
 
-def with_flags(config: Config, arguments: list[str]) -> Config:
-    """The config with flags on top."""
+def with_flags(config: Config, arguments: list[str], others: tuple[Flag, ...] = ()) -> Config:
+    """The config with flags on top; `others` were read before and are suggested too where a flag is misspelt."""
     arguments = list(arguments)
     known = settings(config)
     flags = {spelling(name): name for name in known}
-    off = {spelling(name, False): name for name, hint in known.items() if hint is bool}
+    off = {spelling(name, False): name for name, setting in known.items() if setting.hint is bool}
     while arguments:
         argument = arguments.pop(0)
         flag, equals, value = argument.partition("=")
@@ -108,19 +121,18 @@ def with_flags(config: Config, arguments: list[str]) -> Config:
         if not flag.startswith("--"):
             raise UserError(f"unexpected argument {argument!r}; a recipe comes first, then flags with their values")
         if flag not in flags and not (flag in off and not equals):
-            if flag == "--runs":
-                raise UserError("--runs is there twice, or this command has no run folder")
-            raise unknown("flag", flag, {*flags, *off, *NAME_FLAGS, "--runs"})
+            raise unknown("flag", flag, {*flags, *off, *(other.name for other in others)})
         name = off.get(flag) or flags[flag]
-        if known[name] is bool and not equals:
+        setting = known[name]
+        if setting.hint is bool and not equals:
             words = ["false" if flag in off else "true"]
-        elif get_origin(known[name]) is tuple:
+        elif get_origin(setting.hint) is tuple:
             words = value.replace(",", " ").split() if equals else following(arguments, len(arguments))
         else:
             words = [value] if equals else following(arguments, 1)
             if not words:
                 raise UserError(f"{flag} needs a value")
-        config = changed(config, name.split("."), from_words(words, known[name], flag))
+        config = changed(config, name.split("."), from_words(words, setting, flag))
     return config
 
 
@@ -132,38 +144,71 @@ def following(arguments: list[str], most: int) -> list[str]:
     return words
 
 
-def from_words(words: list[str], hint: Any, flag: str) -> Any:
-    """The words after a flag as the setting's type."""
-    if get_origin(hint) in (Union, types.UnionType):
-        if words[0].lower() == "none":
-            return None
-        hint = next(arm for arm in get_args(hint) if arm is not type(None))
-    if get_origin(hint) is tuple:
-        return tuple(from_words([word], get_args(hint)[0], flag) for word in words)
-    value: Any = words[0]
+def from_words(words: list[str], setting: Setting, flag: str) -> Any:
+    """The words after a flag as a value of the setting's type."""
+    if setting.type is not setting.hint and words[0].lower() == "none":
+        return None
+    if get_origin(setting.type) is tuple:
+        kind = get_args(setting.type)[0]
+        return tuple(typed(from_word(word, kind), kind, flag) for word in words)
+    return typed(from_word(words[0], setting.type), setting.type, flag)
+
+
+def from_word(word: str, kind: Any) -> Any:
+    """One word as a number or a bool; as it is where that fails, and `typed` then says what is wrong with it."""
     try:
-        if hint is bool:
-            value = {"true": True, "false": False}[value.lower()]
-        elif hint in (int, float):
-            value = hint(value)
+        if kind is bool:
+            return {"true": True, "false": False}[word.lower()]
+        return kind(word) if kind in (int, float) else word
     except (KeyError, ValueError):
-        pass  # `typed` says what is wrong with it
-    return typed(value, hint, flag)
+        return word
 
 
-def show_help(config: Config) -> NoReturn:
-    """Every flag with its meaning and default, from the docstrings below the fields."""
-    import tyro
+def setting_rows(config: Config) -> dict[str, list[Row]]:
+    """A table of flags for each part of the config, by title: "train", "defences.1: gaussian", …"""
+    tables: dict[str, list[Row]] = {}
+    for name, setting in settings(config).items():
+        group = name.rpartition(".")[0]
+        method = getattr(type(setting.owner), "method", "")
+        title = f"{group}: {method}" if method else group or "run"
+        tables.setdefault(title, []).append(setting_row(name, setting))
+    return tables
 
-    tyro.cli(
-        Config,
-        args=["--help"],
-        default=config,
-        config=(tyro.conf.AvoidSubcommands,),
-        prog="splitveil",
-        description="Names choose what `splitveil list` shows: --data NAME, --model NAME, --defences A,B, --attacks A,B, "
-        "--cem.surrogate NAME; each then has flags of its own. --runs DIR is where run folders go. "
-        "--each SETTING=A,B trains one run "
-        "for every value (several --each: for every combination), all of them side by side.",
-    )
-    raise AssertionError("tyro exits after its help")
+
+def setting_row(name: str, setting: Setting) -> Row:
+    """The flag, or for a bool the two flags, of a setting, its value in this config, and its meaning with its bounds."""
+    several = get_origin(setting.type) is tuple
+    kind = get_args(setting.type)[0] if several else setting.type
+    word = {int: "INT", float: "FLOAT", str: "TEXT", bool: "BOOL"}.get(kind, "NAME") + "…" * several
+    flag = f"{spelling(name)}\n{spelling(name, False)}" if setting.hint is bool else f"{spelling(name)} {word}"
+    told = [meanings(type(setting.owner)).get(setting.field.name, "")]
+    if get_origin(kind) is Literal:
+        told.append(f"One of {', '.join(map(str, get_args(kind)))}.")
+    if bounds := setting.field.metadata.get("bounds"):
+        told.append(f"Must be {bounds}.")
+    return flag, shown(getattr(setting.owner, setting.field.name)), " ".join(filter(None, told))
+
+
+def shown(value: Any) -> str:
+    """A setting's value as the help shows it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    if isinstance(value, tuple):
+        return " ".join(map(shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'
+
+
+@cache
+def meanings(config: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass, by the field's name."""
+    found: dict[str, str] = {}
+    for cls in reversed(config.__mro__):
+        try:
+            (tree,) = ast.parse(inspect.getsource(cls)).body
+        except (OSError, TypeError):  # a class that the registry made, or `object`, has no source
+            continue
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return found

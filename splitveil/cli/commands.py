@@ -4,9 +4,11 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from splitveil.attacks import label_of
-from splitveil.cli.arguments import HELP, choose, parse
+from splitveil.cli.arguments import choose, parse
+from splitveil.cli.flags import COMMANDS, HELP, command_help, read_flags, take_flags
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
 from splitveil.device.pick import pick_device
@@ -21,55 +23,15 @@ from splitveil.training.build import build_splits
 from splitveil.training.run import train_runs
 
 
-def take_flag(arguments: list[str], flag: str, default: str) -> str:
-    """Remove `--flag value` (or `--flag=value`) from the arguments and return the value."""
-    for i, argument in enumerate(arguments):
-        if argument == flag:
-            if i + 1 == len(arguments) or arguments[i + 1].startswith("--"):
-                raise UserError(f"{flag} needs a value")
-            value = arguments[i + 1]
-            del arguments[i : i + 2]
-            return value
-        if argument.startswith(f"{flag}="):
-            del arguments[i]
-            return argument.partition("=")[2]
-    return default
-
-
-FOLDER_FLAGS = {
-    "attack": {
-        "--attacks A,B": "attack with these instead of what the run's config says; it is remembered there",
-        "--suite NAME": "attack with a fixed list, quick, standard or plus (suites.toml); it is remembered there",
-    },
-    "evaluate": {
-        "--fail-if CONDITION": "exit with 3 if it holds, such as 'ssim>0.5' or 'accuracy<0.8'; may be there several times. "
-        "mse, ssim, psnr: worst case over attacks; accuracy; bits",
-    },
-    "report": {"--out FILE": "where the report goes, if not to report.html in the first folder"},
-}
-
-
-def run_folders(arguments: list[str], command: str) -> list[Path]:
+def run_folders(command: str, operands: list[str]) -> list[Path]:
     """Run folders named on the command line; a folder of runs stands for the runs in it."""
-    if HELP & set(arguments):
-        print(
-            f"usage: splitveil {command} RUN…      RUN is a folder such as runs/demo/none, or a folder of such folders"
-        )
-        for flag, what in FOLDER_FLAGS[command].items():
-            print(f"  {flag:<21}{what}")
-        sys.exit(0)
-    if not arguments:
+    if not operands:
         raise UserError(f"{command} needs a run folder, such as runs/demo/none, or a folder of such folders")
-    folders: list[Path] = []
-    for argument in arguments:
-        if argument.startswith("-"):
-            raise UserError(f"{command}: unknown flag {argument!r}; it takes run folders")
-        folders += runs_in(Path(argument))
-    return folders
+    return [folder for operand in operands for folder in runs_in(Path(operand))]
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The run folder itself, or the runs of a folder of runs, in the order of its summary.json where it has one."""
+    """The run folder itself, or the runs in a folder of runs, in the order of its summary.json if it has one."""
     below = sorted(schema.parent for schema in path.glob("*/schema.json"))
     if (path / "schema.json").exists() or not below:
         return [path]
@@ -79,20 +41,20 @@ def runs_in(path: Path) -> list[Path]:
     return below
 
 
-def each_of(arguments: list[str]) -> list[Config]:
+def each_of(command: str, axes: list[str], arguments: list[str]) -> list[Config]:
     """The config of the command line; with `--each seed=0,1,2` one for every value, and for every combination of several."""
-    axes = []
-    while axis := take_flag(arguments, "--each", ""):
-        name, _, values = axis.partition("=")
-        if not name or not values:
+    values = []
+    for axis in axes:
+        name, _, words = axis.partition("=")
+        if not name or not words:
             raise UserError(
                 f"--each is {axis!r}, must be a setting and its values, such as seed=0,1,2 or cem.strength=4,8"
             )
-        axes.append([(name, value) for value in values.split(",")])
+        values.append([(name, word) for word in words.split(",")])
     configs = []
-    for chosen in product(*axes):
+    for chosen in product(*values):
         flags = [word for name, value in chosen for word in (f"--{name}", value)]
-        config = parse([*arguments, *flags])
+        config = parse([*arguments, *flags], command=command)
         label = "".join(f"-{name.rpartition('.')[2]}{value}" for name, value in chosen)
         configs.append(replace(config, name=config.name + label))
     names = [config.name for config in configs]
@@ -102,8 +64,9 @@ def each_of(arguments: list[str]) -> list[Config]:
 
 
 def train_command(arguments: list[str]) -> None:
-    root = Path(take_flag(arguments, "--runs", "runs"))
-    for run, _, _ in train_runs({root / config.name: config for config in each_of(arguments)}):
+    own, rest = take_flags(COMMANDS["train"].flags, arguments)
+    root = Path(own["--runs"])
+    for run, _, _ in train_runs({root / config.name: config for config in each_of("train", own["--each"], rest)}):
         accuracy = run.last_metrics()["accuracy"]
         print(f"{run.folder}: {run.config.train.epochs} epochs, validation accuracy {accuracy:.4f}")
 
@@ -111,13 +74,13 @@ def train_command(arguments: list[str]) -> None:
 def run_command(arguments: list[str]) -> None:
     from splitveil.report import check_packages, write_report
 
-    root = Path(take_flag(arguments, "--runs", "runs"))
-    name = take_suite(arguments)
-    configs = each_of(arguments)
-    if name:
-        configs = [replace(config, attacks=suite(name)) for config in configs]
+    own, rest = take_flags(COMMANDS["run"].flags, arguments)
+    root, attacks = Path(own["--runs"]), chosen_suite(own["--suite"], rest)
+    configs = each_of("run", own["--each"], rest)
+    if attacks is not None:
+        configs = [replace(config, attacks=attacks) for config in configs]
     for config in configs:
-        build_attacks(config)  # what is wrong with them should be said before the training, not after
+        build_attacks(config)  # a mistake in the attacks must be told before the training, not after it
     check_packages()
     summaries = []
     for run, splits, device in train_runs({root / config.name: config for config in configs}):
@@ -128,26 +91,22 @@ def run_command(arguments: list[str]) -> None:
         print(write_report([root / config.name], root / config.name / "report.html"))
 
 
-def take_suite(arguments: list[str]) -> str:
-    """Remove `--suite NAME` from the arguments; a suite is a fixed list, so nothing else may say what attacks."""
-    name = take_flag(arguments, "--suite", "")
-    if name:
-        suite(name)  # what is wrong with it should be said before anything is done
-        if others := [flag for flag in arguments if flag.startswith("--attacks")]:
-            raise UserError(
-                f"--suite {name} is a fixed list; leave {others[0]} out, or name all attacks with --attacks"
-            )
-    return name
+def chosen_suite(name: str, others: list[str]) -> tuple[Any, ...] | None:
+    """The attacks of `--suite NAME`, None without it. A suite is a fixed list, so no other flag may choose attacks."""
+    if name and (named := [word for word in others if word.startswith("--attacks")]):
+        raise UserError(f"--suite {name} is a fixed list; leave {named[0]} out, or name all attacks with --attacks")
+    return suite(name) if name else None
 
 
 def attack_command(arguments: list[str]) -> None:
-    """Attack trained runs; `--attacks a,b` or `--suite` chooses others than the run's config says and is remembered there."""
-    chosen = take_suite(arguments)
-    names = take_flag(arguments, "--attacks", "")
-    for folder in run_folders(arguments, "attack"):
+    """Attack trained runs; `--attacks a,b` or `--suite` replaces the attacks of the run's config, also for later commands."""
+    own, operands = read_flags("attack", COMMANDS["attack"].flags, arguments)
+    names = own["--attacks"]
+    attacks = chosen_suite(own["--suite"], ["--attacks"] if names else [])
+    for folder in run_folders("attack", operands):
         run = trained_run(folder)
-        if chosen:
-            run = Run.create(folder, replace(run.config, attacks=suite(chosen)))
+        if attacks is not None:
+            run = Run.create(folder, replace(run.config, attacks=attacks))
         if names:
             table = to_dict(run.config)
             choose(table, "attacks", names)
@@ -160,11 +119,10 @@ def attack_command(arguments: list[str]) -> None:
 
 def evaluate_command(arguments: list[str]) -> None:
     """Measure attacked runs; exit code 3, with a line for each, if a condition of `--fail-if` holds."""
-    conditions = []
-    while text := take_flag(arguments, "--fail-if", ""):
-        conditions.append(parse_condition(text))
+    own, operands = read_flags("evaluate", COMMANDS["evaluate"].flags, arguments)
+    conditions = [parse_condition(text) for text in own["--fail-if"]]
     summaries = []
-    for folder in run_folders(arguments, "evaluate"):
+    for folder in run_folders("evaluate", operands):
         run = trained_run(folder)
         summaries.append(evaluate_run(run, checked_splits(run), pick_device(run.config.device)))
     print_table(summaries)
@@ -176,21 +134,16 @@ def evaluate_command(arguments: list[str]) -> None:
 def report_command(arguments: list[str]) -> None:
     from splitveil.report import write_report
 
-    out = take_flag(arguments, "--out", "")
-    folders = run_folders(arguments, "report")
-    print(write_report(folders, Path(out) if out else Path(arguments[0]) / "report.html"))
+    own, operands = read_flags("report", COMMANDS["report"].flags, arguments)
+    folders = run_folders("report", operands)
+    print(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html")))
 
 
 def demo_command(arguments: list[str]) -> None:
     from splitveil.cli.demo import demo
 
-    root = Path(take_flag(arguments, "--runs", "runs"))
-    if HELP & set(arguments):
-        print(
-            "usage: splitveil demo [--runs DIR] [flags of train]      leaves DIR/demo/summary.json and DIR/demo/report.html"
-        )
-        return
-    demo(root / "demo", arguments)
+    own, rest = take_flags(COMMANDS["demo"].flags, arguments)
+    demo(Path(own["--runs"]) / "demo", rest)
 
 
 def bench_command(arguments: list[str]) -> None:
@@ -199,19 +152,16 @@ def bench_command(arguments: list[str]) -> None:
     if not (checkout / "benchmarks" / "bench").is_dir():
         raise UserError("bench needs splitveil's source tree, which holds benchmarks/; run it from a clone")
     sys.path.insert(0, str(checkout))
-    from benchmarks.bench.command import USAGE, bench
+    from benchmarks.bench.command import FLAGS, bench
 
     if HELP & set(arguments):
-        print(USAGE)
-        return
-    if not bench(arguments):
+        print(command_help("bench", FLAGS))
+    elif not bench(arguments):
         sys.exit(3)
 
 
 def list_command(arguments: list[str]) -> None:
-    if HELP & set(arguments):
-        print("usage: splitveil list      every registered name, with one line each")
-        return
+    read_flags("list", (), arguments)
     for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
         print(f"{registry.kind}s")
         for name in registry.names():
@@ -221,15 +171,15 @@ def list_command(arguments: list[str]) -> None:
 def data_command(arguments: list[str]) -> None:
     """`check` reads a set and says what it is; `prepare` may download it first."""
     if HELP & set(arguments):
-        print("usage: splitveil data check|prepare NAME [--data.path DIR …]      prepare downloads what is missing")
-        print(f"NAME: {', '.join(DATASETS.names())}")
+        print(command_help("data"), f"NAME is one of {', '.join(DATASETS.names())}.", sep="\n")
+        print("`splitveil train --data NAME --help` shows the flags of each.")
         return
     if len(arguments) < 2 or arguments[0] not in ("check", "prepare"):
         raise UserError(f"data needs check or prepare, then a name: splitveil data check {'|'.join(DATASETS.names())}")
     verb, name, *flags = arguments
     can_download = "download" in DATASETS[name].config.__dataclass_fields__
     download = ["--data.download"] if verb == "prepare" and can_download else []
-    config = parse([*flags, "--data", name, *download])
+    config = parse([*flags, "--data", name, *download], command="data")
     splits = build_splits(config)
     channels, height, width = splits.task.shape
     print(

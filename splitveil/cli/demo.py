@@ -28,10 +28,11 @@ def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def rows(flags: list[str]) -> list[Config]:
     """The three configs of demo.toml, each with the user's flags on top."""
     table, rows = demo_table()
-    return [parse(flags, table | row) for row in rows]
+    return [parse(flags, table | row, "demo") for row in rows]
 
 
 def demo(folder: Path, flags: list[str]) -> None:
+    """Train, attack, evaluate and report the three rows, one after the other."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("the demo runs in one process; torchrun is for `train` and `run`")
     configs = rows(flags)

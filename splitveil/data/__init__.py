@@ -1,8 +1,11 @@
-"""Images: reading, splitting, and serving them from the device.
+"""Images are read, split, and served to the training from the device.
 
-readers/    one file a format or data set, registered in DATASETS; returns Source(train, test)
-splits      task / validation / auxiliary / test, disjoint, seeded, hashed
-loader      batches gathered on the device from uint8 images, augmented there
+readers/      one file for each format or data set; its function is registered in DATASETS and returns Source(train, test)
+splits        cuts a source into disjoint parts: task, validation, auxiliary and test
+loader        holds uint8 images on the device and gathers batches there
+augment       crops, flips and rotates a batch
+download      fetches published files
+arrays_only   reads pickles without running them
 """
 
 import hashlib
@@ -20,9 +23,9 @@ class ImageSet:
     labels: np.ndarray
     """int64 [n], 0 … classes-1"""
     classes: tuple[str, ...]
-    """Class names; their number is the number of classes, also when some class has no image here."""
+    """The names of all classes, including those that have no image in this set."""
     identities: np.ndarray | None = None
-    """int64 [n]: who is on the image, for splits that must not share a person; None where the set has no identities."""
+    """int64 [n], the person on each image, for splits that must not share a person; None if the set does not know."""
 
     def __post_init__(self) -> None:
         assert self.images.dtype == np.uint8 and self.images.ndim == 4, (self.images.dtype, self.images.shape)
@@ -53,4 +56,4 @@ class Source:
 
     train: ImageSet
     test: ImageSet | None
-    """None where there is no official test part: it is then split off."""
+    """None if there is no official test part; `splits` then cuts one off the training images."""

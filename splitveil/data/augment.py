@@ -1,6 +1,6 @@
-"""Augmentation on the device: crop, flip and rotation of a whole batch at once, no loop over images.
+"""Augmentation on the device: a whole batch is cropped, flipped and rotated at once, without a loop over images.
 
-All random numbers of a batch come from one draw of shape [b, 4], so that each process of a group can take its rows.
+All random numbers of a batch come from one draw of shape [b, 4], so that each process of a group can take its own rows of it.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class AugmentConfig:
 
 
 def crop(x: Tensor, draw: Tensor, pixels: int) -> Tensor:
-    """Shift each image by draw [b, 2] in [0, 1), zeros come in: one gather on the padded batch."""
+    """Shift each image as draw [b, 2] in [0, 1) says and fill the border with zeros, by one gather on the padded batch."""
     b, c, h, w = x.shape
     top, left = (draw * (2 * pixels + 1)).long().clamp_max(2 * pixels).unbind(1)  # [b], [b]
     rows = (top[:, None] + torch.arange(h, device=x.device))[:, None, :, None]  # [b, 1, h, 1]
@@ -40,7 +40,7 @@ def flip(x: Tensor, draw: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, draw: Tensor, degrees: float) -> Tensor:
-    """Turn each image by an angle within ±degrees, draw [b] in [0, 1); bilinear, zeros come in."""
+    """Turn each image by an angle within ±degrees, as draw [b] in [0, 1) says; bilinear, with zeros at the border."""
     angle = (2 * draw - 1) * degrees * pi / 180
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     theta = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1)  # [b, 2, 3]
@@ -48,7 +48,7 @@ def rotate(x: Tensor, draw: Tensor, degrees: float) -> Tensor:
 
 
 def augment(x: Tensor, draw: Tensor, config: AugmentConfig) -> Tensor:
-    """x [b, c, h, w] in [0, 1], draw [b, 4] in [0, 1)."""
+    """Augment x [b, c, h, w] in [0, 1] as draw [b, 4] in [0, 1) says."""
     if config.rotate:
         x = rotate(x, draw[:, 3], config.rotate)
     if config.crop:

@@ -1,10 +1,11 @@
-"""Downloads of published data sets: resumed where they were cut, checked against the published checksum.
+"""Downloads of published data sets. They resume where they were interrupted and are checked against the published checksum.
 
-    fetch(published, folder)                -> folder/file, whole and checked; an existing one is only checked
+    fetch(published, folder)                -> folder/file, whole and checked; an existing file is only checked
     fetch_archive(published, root, name)    -> root/name, the archive's folder, unpacked as a whole or not at all
 
-Bytes arrive in file.part. A cut connection is taken up again with an HTTP Range request, now or in the next run.
-Nothing is fetched unless the user sets `download = true`; without it `missing` says which files to put where.
+Bytes arrive in file.part. After an interruption an HTTP Range request asks for the rest, in the same run or in the next one.
+Nothing is fetched unless the user sets `download = true`; without it `missing` says which files to put where. We do not use the
+library pooch, because it cannot resume a download.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ class Published:
 
 
 class Cut(Exception):
-    """The connection ended before the file did; what arrived is kept."""
+    """The connection ended before the file did. What has arrived is kept."""
 
 
 def missing(dataset: str, files: Iterable[str], folder: Path, url: str) -> UserError:
@@ -94,12 +95,12 @@ def fetch(published: Published, folder: Path) -> Path:
 
 
 def reason(error: Exception) -> str:
-    """One line, also for errors without a text of their own."""
+    """An error in one line, with its type, because some errors have no text of their own."""
     return " ".join(f"{type(error).__name__} {error}".split())
 
 
 def receive(url: str, part: Path) -> None:
-    """Fill `part` up to the end of the file at `url`; only tries that bring nothing are counted."""
+    """Fill `part` up to the end of the file at `url`. It gives up after `TRIES` tries in a row that bring nothing."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,7 +116,7 @@ def receive(url: str, part: Path) -> None:
             try:
                 return receive_rest(url, part, progress, bar)
             except (OSError, Cut, http.client.HTTPException) as error:
-                # A 404 and its like will not change by asking again.
+                # Asking again does not help after a 404 and the like.
                 refused = (
                     isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 429)
                 )
@@ -133,12 +134,12 @@ def receive_rest(url: str, part: Path, progress: Progress, bar: TaskID) -> None:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
-        # 416: there is nothing after these bytes. The part is whole, or else the checksum will refuse it.
+        # 416 means that nothing comes after these bytes: the part is whole, or else the checksum will refuse it.
         if error.code == 416 and have:
             return
         raise
     with response:
-        if response.status != 206:  # the server knows no ranges and sends the file from its start
+        if response.status != 206:  # the server ignores ranges and sends the file from its start
             have = 0
         length = response.headers["Content-Length"]
         end = None if length is None else have + int(length)
@@ -166,7 +167,7 @@ def fetch_archive(published: Published, root: Path, folder: str) -> None:
 
 
 def unpack(archive: Path, root: Path, folder: str) -> None:
-    """The archive's `folder` to root/folder by one rename, so an interrupted run leaves no half of it."""
+    """Unpack the archive's `folder` elsewhere and rename it to root/folder, so that an interrupted run leaves no half of it."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as staging:
         try:
             if zipfile.is_zipfile(archive):
@@ -184,7 +185,7 @@ def unpack(archive: Path, root: Path, folder: str) -> None:
 
 
 def refuse_escapes(archive: zipfile.ZipFile) -> None:
-    """What tarfile's data filter does for tar: names stay inside. (zipfile would rename such members silently.)"""
+    """Refuse names that lead out of the folder, as tarfile's data filter does; zipfile would rename such members silently."""
     for name in archive.namelist():
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or ":" in name:

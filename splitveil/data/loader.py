@@ -1,4 +1,4 @@
-"""Images that live on the device as uint8, and batches gathered there."""
+"""Images are kept on the device as uint8, and batches are gathered and augmented there."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from splitveil.rng import stream
 
 
 class DeviceImages:
-    """An ImageSet on the device: uint8 there, float in [0, 1] when taken out."""
+    """An ImageSet on the device. It is stored as uint8 and handed out as floats in [0, 1]."""
 
     def __init__(self, part: ImageSet, device: torch.device) -> None:
         self.images = torch.from_numpy(part.images).to(device)  # [n, c, h, w] uint8
@@ -30,7 +30,7 @@ class DeviceImages:
         return self.images[index].float() / 255
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images once, as they lie, in batches of at most `size`."""
+        """All images once, in their stored order, in batches of at most `size`."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield self.take(part), self.labels[part]
@@ -45,22 +45,22 @@ class DeviceImages:
             yield feed.next()
 
     def steps(self, size: int) -> int:
-        """Batches an epoch; the remainder is left out, except where there is less than one batch."""
+        """The number of batches in an epoch. A last batch that is not full is left out, unless it is the only one."""
         return max(1, len(self) // size)
 
 
 class Feed:
     """One epoch after another of shuffled, augmented batches.
 
-    Order, random numbers and the place in the epoch are tensors that stay where they are: `next` is the same kernels every time,
-    so that a step which begins with it can be captured (`splitveil.device.capture`).
+    The order, the random numbers and the place in the epoch are tensors at fixed addresses. `next` therefore runs the same
+    kernels every time, and a training step that begins with it can be captured (`splitveil.device.capture`).
     """
 
     def __init__(
         self, images: DeviceImages, size: int, augmentation: AugmentConfig, rank: int = 0, world: int = 1
     ) -> None:
         self.images, self.augmentation, self.steps = images, augmentation, images.steps(size)
-        self.size = min(size, len(images))  # of the whole batch
+        self.size = min(size, len(images))  # of the whole batch, over all processes
         self.mine = slice(rank * self.size // world, (rank + 1) * self.size // world)
         own, device = self.mine.stop - self.mine.start, images.device
         self.order = torch.zeros(self.steps, own, dtype=torch.int64, device=device)
@@ -68,7 +68,7 @@ class Feed:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, seed: int, epoch: int) -> None:
-        """Shuffle: a function of seed and epoch."""
+        """Shuffle for an epoch; the order depends on nothing but seed and epoch."""
         images, steps, size = self.images, self.steps, self.size
         generator = stream(images.device, seed, "batches", epoch)
         order = torch.randperm(len(images), generator=generator, device=images.device)[: steps * size]
@@ -90,5 +90,5 @@ class Feed:
         return augment(self.images.take(index), draw, self.augmentation), self.images.labels[index]
 
     def compile(self) -> None:
-        """Let torch.compile make one kernel of the many of a batch."""
+        """Let torch.compile fuse the kernels that make a batch."""
         self.at = torch.compile(self.at, dynamic=False)

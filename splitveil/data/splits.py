@@ -1,12 +1,14 @@
-"""Splits: task / validation / auxiliary / test, disjoint by image and, where asked, by identity; seeded and hashed.
+"""Splits: four parts of a data set that share no image and, if asked for, no person. The seed decides them; they are hashed.
 
-    task         trains the split model             validation   the defender's own choice of epoch
-    auxiliary    what the attacker has              test         measures accuracy and is what the attacker must rebuild
+    task         trains the split model
+    validation   shows the defender which epoch is best
+    auxiliary    belongs to the attacker
+    test         measures accuracy, and is what the attacker must rebuild
 
 An attack may be given other images than `auxiliary`: those of the task, or those of another data set (`elsewhere`).
 
-The official test part is the test split; where there is none, it is split off the rest. Every part holds each class in the
-same proportion (as far as whole images allow).
+The official test part is the test split; if there is none, it is cut off the training images. Every part holds the classes in the
+same proportion, as far as whole images allow.
 """
 
 from dataclasses import dataclass
@@ -50,7 +52,7 @@ class Splits:
 
 
 def balanced_order(labels: np.ndarray, seed: int) -> np.ndarray:
-    """A random order whose every prefix holds the classes in proportion."""
+    """A random order in which the first n images hold the classes in proportion, for every n."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))
     position = np.empty(len(labels))
@@ -61,11 +63,11 @@ def balanced_order(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def sizes(total: int, shares: dict[str, float]) -> dict[str, int]:
-    """Shares or numbers to numbers of images."""
+    """The number of images for each share; a share above 1 is already a number."""
     for name, share in shares.items():
         if not isfinite(share):
             raise UserError(f"splits: {name} is {share}, must be a share up to 1 or a number of images")
-    # The bounds are rounded, not the sizes: 30 images in shares of .5, .05 and .45 must not become 15 + 2 + 14.
+    # We round the bounds and not the sizes, because 30 images in shares of .5, .05 and .45 must not become 15 + 2 + 14.
     bounds = [0.0, *accumulate(share * total if share <= 1 else int(share) for share in shares.values())]
     counts = {name: floor(hi + 0.5) - floor(lo + 0.5) for name, (lo, hi) in zip(shares, pairwise(bounds))}
     wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -97,7 +99,7 @@ def cut_identities(everything: ImageSet, share: float, seed: int) -> tuple[Image
 
 
 def relabelled(part: ImageSet) -> ImageSet:
-    """Only the classes that occur, numbered anew."""
+    """The same images with only those classes that occur, numbered from 0."""
     kept, labels = np.unique(part.labels, return_inverse=True)
     return ImageSet(part.images, labels.astype(np.int64), tuple(part.classes[k] for k in kept), part.identities)
 
@@ -137,14 +139,14 @@ LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def converted(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 [n, c, h, w] in the channels and size of `shape`: colour to grey and back, shrunk by area, enlarged bilinearly."""
+    """Bring uint8 [n, c, h, w] to `shape`: colour becomes grey or grey is repeated, shrunk by area, enlarged bilinearly."""
     channels, height, width = shape
     if images.shape[1] != channels and {images.shape[1], channels} != {1, 3}:
         raise UserError(
             f"images with {images.shape[1]} channels cannot be made into images with {channels}; 1 and 3 can"
         )
     found = []
-    for part in np.array_split(images, max(1, len(images) // 1000)):  # as numbers they are four times as large
+    for part in np.array_split(images, max(1, len(images) // 1000)):  # in parts, because floats are four times as large
         x = torch.from_numpy(np.ascontiguousarray(part)).float()
         if x.shape[1] > channels:
             x = torch.einsum("nchw,c->nhw", x, torch.from_numpy(LUMA).float()).unsqueeze(1)
@@ -156,9 +158,9 @@ def converted(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def elsewhere(source: Source, splits: Splits, seed: int) -> ImageSet:
-    """Training images of another data set, in the shape of the run's; as many as the attacker has of the run's own, if there are.
+    """Training images of another data set in the shape of the run's images, as many as the run's auxiliary part has if possible.
 
-    Test images among them are an error: the attacker would be handed what it is to rebuild.
+    Test images of the run among them are an error, because the attacker would be handed what it has to rebuild.
     """
     count = min(len(source.train), len(splits.auxiliary))
     part = source.train.take(np.sort(balanced_order(source.train.labels, seed_of(seed, "elsewhere"))[:count]))

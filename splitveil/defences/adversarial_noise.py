@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitveil.cut_by_fx import in_mode
 from splitveil.defences import AttackHints, Defence
 from splitveil.defences.adversarial import Adversarial
 from splitveil.metrics.image import ssim
 from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
+from splitveil.split_model import in_mode
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitveil.channel import Channel
-from splitveil.cut_by_fx import in_mode
+from splitveil.split_model import in_mode
 
 TOLERANCE = 0.05
 """Difference, as a share of the larger spread of r, from which two modes are two distributions."""

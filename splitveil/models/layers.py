@@ -1,4 +1,4 @@
-"""A layer that computes what torch's own does, in less time where torch.compile works for a GPU; elsewhere it is that one."""
+"""A convolution that is faster than torch's own under torch.compile on a GPU. Everywhere else it is torch's own."""
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ class FirstConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         plain = not isinstance(self.padding, str) and self.groups == 1 and self.padding_mode == "zeros"
-        if not (
-            plain and input.is_cuda and torch.compiler.is_compiling()
-        ):  # else the patches are written out one by one
+        if not (plain and input.is_cuda and torch.compiler.is_compiling()):  # uncompiled, the patches would fill memory
             return super().forward(input)
         patches = F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)  # type: ignore[arg-type]
         weight = self.weight.flatten(1)

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from torch import nn
 
 from splitveil.models import he_start
-from splitveil.registry import MODELS, UserError
+from splitveil.options import option
+from splitveil.registry import MODELS
 
 
 @dataclass(frozen=True)
 class Config:
     cut: str = "conv2"
     """Last stage on the edge: conv1, conv2 or conv3."""
-    width: int = 16
+    width: int = option(16, at_least=1)
     """Channels of the first convolution; the others have 2, 4 and 4 times as many."""
     norm: bool = True
     """BatchNorm after each convolution; without it a batch can be spread over processes exactly."""
@@ -36,8 +37,6 @@ def conv(inputs: int, outputs: int, norm: bool, pool: bool) -> nn.Sequential:
 @MODELS.register("small", Config)
 def small(channels: int, size: int, classes: int, cut: str, width: int, norm: bool) -> nn.Sequential:
     """Four convolutions, two of them on the edge; made for CPUs."""
-    if width < 1:
-        raise UserError(f"model small: width is {width}, must be at least 1")
     stages: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=conv(channels, width, norm, pool=True),  # [b, w, s/2, s/2]
         conv2=conv(width, 2 * width, norm, pool=True),  # [b, 2w, s/4, s/4]

@@ -8,8 +8,8 @@ ResBlock: GroupNorm - SiLU - conv3 twice, 1x1 shortcut where the width changes. 
 norm (Nichol & Dhariwal 2021); added before it, as in the paper, groups of one channel would take it out again. GroupNorm and no
 BatchNorm: an image's answer must not depend on the others of its batch. The last convolution starts at zero, as in the paper.
 
-Letters: b batch, c channels of the image, w width, d dimensions of the time's embedding (4w). Images of any size are taken: what
-is doubled is brought to the size that it had on the way down. 0.7 M parameters at w = 32, 2.8 M at w = 64.
+Letters: b batch, c channels of the image, w width, d dimensions of the time's embedding (4w). Images may have any size: on the
+way up each level gets the size that it had on the way down. 0.7 M parameters at w = 32, 2.8 M at w = 64.
 """
 
 from math import gcd, log

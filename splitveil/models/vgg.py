@@ -31,7 +31,7 @@ class Config:
 
 
 def conv(inputs: int, outputs: int, pool: bool, first: bool) -> nn.Sequential:
-    # The pool before the ReLU: the same numbers, and a quarter of the work for the ReLU.
+    # The pool comes before the ReLU: the result is the same, and the ReLU has a quarter of the work.
     kind = FirstConv2d if first else nn.Conv2d
     layers = [kind(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []), nn.ReLU(inplace=True))

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.options import option
 from splitveil.registry import MODELS, UserError
 
 
@@ -22,13 +23,13 @@ from splitveil.registry import MODELS, UserError
 class Config:
     cut: str = "block1"
     """Last stage on the edge: patches, or block1 up to block<depth>."""
-    patch: int = 4
+    patch: int = option(4, at_least=1)
     """Side of a patch in pixels; must divide the image size. 8 gives 64-pixel images as many tokens as 4 gives 32."""
-    dim: int = 192
+    dim: int = option(192, at_least=1)
     """Dimensions of a token; must be a multiple of `heads`."""
-    depth: int = 6
+    depth: int = option(6, at_least=1)
     """Number of blocks."""
-    heads: int = 3
+    heads: int = option(3, at_least=1)
     """Attention heads of a block."""
 
 
@@ -84,9 +85,6 @@ def vit(
     channels: int, size: int, classes: int, cut: str, patch: int, dim: int, depth: int, heads: int
 ) -> nn.Sequential:
     """A small vision transformer, z is a list of tokens; 2.7 M parameters."""
-    for name, value in {"patch": patch, "dim": dim, "depth": depth, "heads": heads}.items():
-        if value < 1:
-            raise UserError(f"vit: {name} is {value}, must be at least 1")
     if size % patch:
         raise UserError(f"vit: patch = {patch} does not divide the image size {size}; use a divisor of it")
     if dim % heads:

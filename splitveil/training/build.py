@@ -11,9 +11,10 @@ from splitveil.channel import Channel
 from splitveil.config import Config
 from splitveil.data import ImageSet
 from splitveil.data.splits import Splits, make_splits
+from splitveil.models import build_model
 from splitveil.registry import DATASETS, DEFENCES, SURROGATES
 from splitveil.rng import seed_of
-from splitveil.split_model import SplitModel, build_model
+from splitveil.split_model import SplitModel
 from splitveil.surrogates import FeatureSpace
 
 

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.channel import Channel, Noisy
-from splitveil.cut_by_fx import in_mode
 from splitveil.data.loader import DeviceImages
 from splitveil.metrics.leakage import rate_bits
-from splitveil.split_model import SplitModel
+from splitveil.split_model import SplitModel, in_mode
 from splitveil.training.step import encode
 
 

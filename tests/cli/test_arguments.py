@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitveil.cli.arguments import parse, settings, spelling
+from splitveil.cli.flags import COMMANDS, NAMES
 from splitveil.config import Config
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 
@@ -149,8 +150,8 @@ def test_options_are_kept_where_a_name_stays_and_dropped_where_it_changes(recipe
         (["--cem.sigma", "low"], "--cem.sigma is 'low', must be of type float"),
         (["--train.epochs"], "--train.epochs needs a value"),
         (["--train.epochs", "--seed", "1"], "--train.epochs needs a value"),
-        (["--model"], "--model needs a name"),
-        (["--model", "--seed", "1"], "--model needs a name"),
+        (["--model"], "--model needs a value: NAME"),
+        (["--model", "--seed", "1"], "--model needs a value: NAME"),
         (["--seed", "1", "recipe.toml"], "unexpected argument 'recipe.toml'; a recipe comes first"),
         (["--train.bf16", "maybe"], "unexpected argument 'maybe'"),
         (["-x"], "unexpected argument '-x'"),
@@ -189,8 +190,22 @@ def test_the_help_shows_exactly_the_flags_that_are_understood(capsys: pytest.Cap
         parse([*flags, "--help"])
     assert stop.value.code == 0
     shown = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", capsys.readouterr().out))
-    ours = {spelling(name) for name in known} | {spelling(name, False) for name, hint in known.items() if hint is bool}
-    assert (
-        shown - {"--help", "--runs", "--each", "--data", "--model", "--defences", "--attacks", "--cem.surrogate"}
-        == ours
-    )
+    ours = {spelling(name) for name in known} | {spelling(name, False) for name in known if known[name].hint is bool}
+    assert shown == ours | {flag.name for flag in (*NAMES, *COMMANDS["train"].flags)}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_gives_default_meaning_and_bounds_and_keeps_to_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        parse(["--defences", "bottleneck,gaussian", "--cem.surrogate", "gated", "--attacks", "diffusion", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "defences.1: gaussian --defences.1.sigma FLOAT 0.025 Standard deviation of the noise" in text
+    assert "Must be above 0." in text
+    assert "cosine How the learning rate falls" in text
+    assert "One of cosine, milestones." in text
+    assert re.search(r"--train.bf16 +on +\w", "\n".join(lines))

@@ -80,13 +80,17 @@ def seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_help_is_there_within_a_second_and_without_torch():
-    script = "import sys; from splitveil.__main__ import main; main(['--help']); sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("arguments", [["--help"], ["attack", "--help"], ["evaluate", "-h"], ["report", "--help"]])
+def test_help_is_there_within_a_second_and_without_torch(arguments: list[str]):
+    script = f"import sys; from splitveil.__main__ import main; main({arguments}); sys.exit('torch' in sys.modules)"
     began = seconds_of_children()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert seconds_of_children() - began < 1
     assert done.returncode == 0, done.stderr
-    assert all(f"\n  {command} " in done.stdout for command in COMMANDS)
+    words = (
+        [f"\n  {command} " for command in COMMANDS] if arguments == ["--help"] else [f"splitveil {arguments[0]} RUN…"]
+    )
+    assert all(word in done.stdout for word in words)
 
 
 def test_help_of_a_command_is_there_within_five_seconds():
@@ -148,7 +152,12 @@ def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome
         ("train --splits.task 9000", ["the set has 10000; lower the shares"]),
         ("train --data npz", ["npz: path is empty"]),
         ("train nosuch.toml", ["no recipe at nosuch.toml"]),
-        ("train --runs", ["--runs needs a value"]),
+        ("train --runs", ["--runs needs a value: DIR"]),
+        ("train --run x", ["unknown flag '--run'; did you mean '--runs'?"]),
+        ("train --runs x --runs y", ["--runs is there twice"]),
+        ("list surrogates", ["list: unexpected argument 'surrogates'"]),
+        ("list --all", ["list has no flags"]),
+        ("bench --quick=3 --device cpu", ["--quick=3 has a value, but --quick takes none"]),
         ("train --each seed", ["--each is 'seed', must be a setting and its values, such as seed=0,1,2"]),
         ("train --each sed=1,2", ["unknown flag '--sed'; did you mean '--seed'?"]),
         ("train --each train.epochs=1,two", ["--train.epochs is 'two', must be of type int"]),
@@ -159,6 +168,9 @@ def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome
         ("evaluate nosuch", ["nosuch is not a run folder"]),
         ("report nosuch", ["nosuch is not a run folder"]),
         ("attack nosuch --train.lr 3", ["unknown flag '--train.lr'"]),
+        ("attack nosuch --suit quick", ["unknown flag '--suit'; did you mean '--suite'?"]),
+        ("evaluate nosuch --fail_if ssim>1", ["unknown flag '--fail_if'; did you mean '--fail-if'?"]),
+        ("report nosuch --out", ["--out needs a value: FILE"]),
         ("attack nosuch --suite quik", ["unknown suite 'quik'; did you mean 'quick'?"]),
         ("attack nosuch --suite quick --attacks ridge", ["--suite quick is a fixed list; leave --attacks out"]),
         ("run --suite quick --attacks.0.label x", ["--suite quick is a fixed list; leave --attacks.0.label out"]),

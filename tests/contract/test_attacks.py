@@ -24,8 +24,9 @@ from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
+from splitveil.models import build_model
 from splitveil.registry import ATTACKS, DEFENCES, MODELS, UserError
-from splitveil.split_model import SplitModel, build_model
+from splitveil.split_model import SplitModel
 
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 CPU = torch.device("cpu")

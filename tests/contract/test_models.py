@@ -7,8 +7,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from splitveil.models import build_model
 from splitveil.registry import MODELS, UserError
-from splitveil.split_model import SplitModel, build_model
+from splitveil.split_model import SplitModel
 
 every_model = pytest.mark.parametrize("name", MODELS.names())
 

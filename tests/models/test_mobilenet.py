@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from splitveil.models import build_model
 from splitveil.registry import MODELS
-from splitveil.split_model import build_model
 
 CUTS = ["stem", *(f"block{i}" for i in range(1, 18)), "last"]
 

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from splitveil.metrics.cost import cost
+from splitveil.models import build_model
 from splitveil.models.resnet import Thin
 from splitveil.registry import MODELS
-from splitveil.split_model import build_model
 
 
 def stages_of(name: str, channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:

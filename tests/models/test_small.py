@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from splitveil.models import build_model
 from splitveil.registry import MODELS, UserError
-from splitveil.split_model import build_model
 
 
 @pytest.mark.parametrize("norm", [True, False])

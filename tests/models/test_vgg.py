@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from splitveil.metrics.cost import cost
+from splitveil.models import build_model
 from splitveil.registry import MODELS, UserError
-from splitveil.split_model import SplitModel, build_model
+from splitveil.split_model import SplitModel
 
 
 def stages_of(name: str, channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from splitveil.models import build_model
 from splitveil.models.vit import Attention
 from splitveil.registry import MODELS, UserError
-from splitveil.split_model import build_model
 
 
 @pytest.mark.parametrize("cut", ["patches", *(f"block{i}" for i in range(1, 7))])
@@ -44,7 +44,11 @@ def test_attention_agrees_with_that_of_torch() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"patch": 5}, "patch = 5 does not divide the image size 32"), ({"heads": 5}, "dim = 192 is not a multiple")],
+    [
+        ({"patch": 5}, "patch = 5 does not divide the image size 32"),
+        ({"heads": 5}, "dim = 192 is not a multiple"),
+        ({"depth": 0}, "model 'vit': depth is 0, must be at least 1"),
+    ],
 )
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):

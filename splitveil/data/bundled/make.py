@@ -1,9 +1,9 @@
-"""Made fashion.xz; run again it gives the same bytes (with the same liblzma) and prints the sha256 of the pixels.
+"""This script made fashion.xz. Run again, with the same liblzma, it writes the same bytes; it prints the sha256 of the pixels.
 
     python -m splitveil.data.bundled.make /usr/share/datasets/fashion-mnist splitveil/data/bundled/fashion.xz
 
-The folder holds the four IDX files; ours came from the Debian package dataset-fashion-mnist. Chosen are the first
-1,000 training and 200 test images of each class, in file order. The layout is described in readers/fashion.py.
+The folder holds the four IDX files; ours came from the Debian package dataset-fashion-mnist. The script takes the first
+1,000 training and 200 test images of each class, in file order. readers/fashion.py describes the layout.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""One file a format or data set; each function registered in DATASETS takes options and returns Source(train, test).
+"""One file for each format or data set. Its function is registered in DATASETS, takes options and returns Source(train, test).
 
-Data are looked for in `path` when it is given, else in the folder $SPLITVEIL_DATA, else in ~/.cache/splitveil.
-Every mistake in the files is a UserError of one line: what was found, what was expected, what to do.
+Data are looked for in `path` if it is given, else in the folder $SPLITVEIL_DATA, else in ~/.cache/splitveil.
+A mistake in the files is a UserError of one line that says what was found, what was expected and what to do.
 """
 
 import os
@@ -13,12 +13,12 @@ from splitveil.registry import UserError
 
 
 def data_root(path: str) -> Path:
-    """The folder that a `path` option means; empty is the default root."""
+    """The folder that a `path` option means; an empty path means the default root."""
     return Path(path or os.environ.get("SPLITVEIL_DATA", "") or "~/.cache/splitveil").expanduser()
 
 
 def places(path: str, *names: str) -> list[Path]:
-    """Where a data set may lie, best first: in a folder of its own name, or right at a `path` that the user gave."""
+    """The folders in which a data set may lie, best first: one of its own name, or `path` itself if the user gave it."""
     root = data_root(path)
     return [root / name for name in names] + ([root] if path else [])
 
@@ -31,7 +31,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def class_labels(labels: np.ndarray, classes: int, where: str | Path) -> np.ndarray:
-    """Integer labels as int64 [n], refused unless all lie in 0 … classes-1."""
+    """Integer labels as int64 [n]. They are refused unless all lie in 0 … classes-1."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         found = f"{labels.min()} … {labels.max()}"
         raise UserError(
@@ -41,7 +41,7 @@ def class_labels(labels: np.ndarray, classes: int, where: str | Path) -> np.ndar
 
 
 def pad_square(images: np.ndarray, size: int) -> np.ndarray:
-    """Grey images [n, h, w] with zeros around them to [n, 1, size, size]."""
+    """Put zeros around grey images [n, h, w], which makes them [n, 1, size, size]."""
     n, h, w = images.shape
     padded = np.zeros((n, 1, size, size), np.uint8)
     top, left = (size - h) // 2, (size - w) // 2

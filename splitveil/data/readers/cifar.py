@@ -3,18 +3,17 @@
     cifar-10-batches-bin/   cifar-100-binary/    records of label byte(s) and 3 x 32 x 32 pixels
     cifar-10-batches-py/    cifar-100-python/    Python 2 pickles (protocol 2) of labels and a uint8 array [n, 3072]
 
-CIFAR-100 gives its 100 fine labels. Unpickling runs what the file asks for, so the pickles are not unpickled:
-`interpret` walks their opcodes, builds lists, dicts and byte arrays itself, and imports and calls nothing.
+CIFAR-100 gives its 100 fine labels. The pickles are read by `data.arrays_only`, which imports and calls nothing that they name.
 """
 
-import pickletools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from splitveil.data import ImageSet, Source
+from splitveil.data.arrays_only import read_arrays
 from splitveil.data.download import Published, fetch_archive, missing
 from splitveil.data.readers import class_labels, data_root, places, read_bytes
 from splitveil.registry import DATASETS, UserError
@@ -91,118 +90,15 @@ CIFAR100 = Edition(
 )
 
 
-class Name(NamedTuple):
-    """A global that a pickle mentions. Stays a pair of words: it is never imported."""
-
-    module: str
-    name: str
-
-
-ARRAY = (Name("numpy.core.multiarray", "_reconstruct"), Name("numpy._core.multiarray", "_reconstruct"))
-DTYPE = Name("numpy", "dtype")
-ENCODE = Name("_codecs", "encode")  # how Python 3 writes bytes in protocol 2
-KNOWN = (*ARRAY, DTYPE, ENCODE, Name("numpy", "ndarray"))
-
-
-@dataclass
-class ByteArray:
-    """An array between its construction and its BUILD, which fills it; the memo may already point to it."""
-
-    values: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
-
-    def fill(self, shape: tuple[int, ...], fortran: bool, raw: str | bytes) -> None:
-        data = raw.encode("latin-1") if isinstance(raw, str) else raw
-        self.values = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-def construct(called: Any, arguments: tuple[Any, ...]) -> Any:
-    """What the three calls in these files would return."""
-    if called in ARRAY:
-        return ByteArray()
-    if called == DTYPE and arguments[0] in ("u1", "|u1"):
-        return DTYPE
-    if called == ENCODE and arguments[1] in ("latin1", "latin-1"):
-        return arguments[0].encode("latin-1")
-    raise ValueError("makes a call that these files do not make")
-
-
-def interpret(data: bytes) -> Any:
-    """The value of a pickle of numbers, strings, tuples, lists, dicts and uint8 arrays; refuses anything else."""
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[Any, Any] = {}
-
-    def pop_marked() -> list[Any]:
-        start = marks.pop()
-        items = stack[start:]
-        del stack[start:]
-        return items
-
-    for opcode, argument, _ in pickletools.genops(data):
-        match opcode.name:
-            case "BININT1" | "BININT2" | "BININT" | "LONG1" | "BINSTRING" | "SHORT_BINSTRING" | "BINUNICODE":
-                stack.append(argument)
-            case "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
-            case "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_TUPLE":
-                stack.append({"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}[opcode.name]())
-            case "MARK":
-                marks.append(len(stack))
-            case "TUPLE":
-                stack.append(tuple(pop_marked()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = int(opcode.name[-1])
-                stack[-count:] = [tuple(stack[-count:])]
-            case "APPEND" | "APPENDS":
-                items = pop_marked() if opcode.name == "APPENDS" else [stack.pop()]
-                if not isinstance(target := stack[-1], list):
-                    raise ValueError("appends to something that is no list")
-                target.extend(items)
-            case "SETITEM" | "SETITEMS":
-                items = pop_marked() if opcode.name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-                # Keys must be text: Python 3.11 crashes when it hashes a tuple nested a million deep.
-                if not isinstance(target := stack[-1], dict) or not all(isinstance(key, str) for key in items[::2]):
-                    raise ValueError("sets items that these files do not set")
-                target.update(zip(items[::2], items[1::2], strict=True))
-            case "GLOBAL":
-                named = Name(*str(argument).split(" "))
-                if named not in KNOWN:
-                    raise ValueError(f"asks for {argument!r}")
-                stack.append(named)
-            case "REDUCE":
-                arguments, called = stack.pop(), stack.pop()
-                stack.append(construct(called, arguments))
-            case "BUILD":
-                state = stack.pop()
-                if isinstance(stack[-1], ByteArray):
-                    _, shape, _, fortran, raw = state
-                    stack[-1].fill(shape, fortran, raw)
-                elif stack[-1] is not DTYPE:  # a uint8's state is its byte order, of which it has none
-                    raise ValueError("sets a state that these files do not set")
-            case "PROTO" | "STOP":
-                pass
-            case other:
-                raise ValueError(f"has the opcode {other}")
-    return stack.pop()
-
-
 def read_pickle(file: Path) -> dict[str, Any]:
     """The dict in one of the official pickles, without executing any of it."""
-    data = read_bytes(file)
-    try:
-        content = interpret(data)
-        if not isinstance(content, dict):
-            raise ValueError(f"holds a {type(content).__name__} instead of a dict")
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        found = " ".join(f"{error}".split())
+    content = read_arrays(read_bytes(file), str(file))
+    if not isinstance(content, dict):
+        found = f"holds a {type(content).__name__} instead of a dict"
         raise UserError(
             f"{file} is not an official CIFAR pickle ({found}); nothing of it was run; get the official file"
-        ) from error
-    return {key: value.values if isinstance(value, ByteArray) else value for key, value in content.items()}
+        )
+    return content
 
 
 def read_python(file: Path, edition: Edition) -> tuple[np.ndarray, np.ndarray]:
@@ -214,12 +110,13 @@ def read_python(file: Path, edition: Edition) -> tuple[np.ndarray, np.ndarray]:
     pixels, labels = batch["data"], batch[edition.labels_key]
     if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         raise UserError(f"{file}: {edition.labels_key} is not a list of whole numbers; get the official file")
-    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), PIXELS):
-        shape = getattr(pixels, "shape", type(pixels).__name__)
+    wanted = ((len(labels), PIXELS), np.uint8)
+    if not isinstance(pixels, np.ndarray) or (pixels.shape, pixels.dtype) != wanted:
+        found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise UserError(
-            f"{file}: data is {shape}, must be ({len(labels)}, {PIXELS}), a row a label; get the official file"
+            f"{file}: data is {found}, must be uint8 {wanted[0]}, a row for each label; get the official file"
         )
-    return pixels, np.array(labels)
+    return np.asarray(pixels), np.array(labels)
 
 
 def read_binary(file: Path, edition: Edition) -> tuple[np.ndarray, np.ndarray]:
@@ -254,7 +151,7 @@ def read_part(
 
 
 def locate(path: str, edition: Edition) -> tuple[Layout, Path]:
-    """The layout and folder whose first file is there; if none is, where the binary layout should be."""
+    """The layout and folder whose first file exists; if none does, the folder where the binary layout should be."""
     layouts = (edition.binary, edition.python)
     tried = [(layout, folder) for layout in layouts for folder in places(path, layout.folder)]
     return next(((layout, folder) for layout, folder in tried if (folder / layout.train[0]).is_file()), tried[0])

@@ -1,11 +1,11 @@
-"""fashion: 12,000 images of Fashion-MNIST that come with the package, so that all can be tried offline.
+"""fashion: 12,000 images of Fashion-MNIST that come with the package, so that everything can be tried offline.
 
 Xiao, Rasul, Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine learning algorithms", 2017; MIT
 licence, beside the file. Ten classes with 1,000 training and 200 test images each, taken from the official parts; for
 the whole set use `fashion_mnist`. Accuracies reached with this subset are not comparable with published ones.
 
-The file, made by `bundled/make.py`, is xz over the pixels, class after class, each image column by column. That takes
-4.3 MB; row by row it was 4.5, the residuals of a median edge predictor 4.6, planes of equal pixels 5.1.
+`bundled/make.py` made the file: the pixels, class after class and each image column by column, compressed by xz. That takes
+4.3 MB. Row by row it would be 4.5 MB, as residuals of a median edge predictor 4.6 MB, in planes of equal pixels 5.1 MB.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class Config:
 
 
 def decode(packed: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The file's bytes to train and test pixels, uint8 [class, image, row, column]."""
+    """Unpack the file's bytes to train and test pixels, uint8 [class, image, row, column]."""
     raw = lzma.decompress(packed)
     if hashlib.sha256(raw).hexdigest() != PIXELS_SHA256:
         raise ValueError("the pixels' sha256 is not the recorded one")
@@ -43,7 +43,7 @@ def decode(packed: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def interleave(images: np.ndarray) -> ImageSet:
-    """Classes take turns, so that any first n images are balanced."""
+    """Let the classes take turns, so that the first n images are balanced for any n."""
     classes, each = images.shape[:2]
     labels = np.tile(np.arange(classes, dtype=np.int64), each)
     return ImageSet(pad_square(images.swapaxes(0, 1).reshape(-1, PIXELS, PIXELS), 32), labels, CLASSES)

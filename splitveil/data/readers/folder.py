@@ -1,11 +1,11 @@
-"""folder: image files in folders, one folder a class (FaceScrub, LFW, CelebA by person, anything).
+"""folder: image files in folders, one folder for each class (FaceScrub, LFW, CelebA by person, anything).
 
     PATH/CLASS/*              all images, no official test part
     PATH/train/CLASS/*  PATH/test/CLASS/*     with one; every class of test must be in train
 
-Classes are the folders' names in sorted order, images are sorted by name. Every file that is not hidden is an image in
-any format that Pillow reads; what is not one is named, never skipped. An image is turned upright (EXIF), cut to its
-central square and resized.
+Classes are the folders' names in sorted order, and images are sorted by name. Every file that is not hidden must be an image in a
+format that Pillow reads; a file that is not is an error that names it, and is never skipped. An image is turned upright (EXIF),
+cut to its central square and resized.
 """
 
 import os
@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from splitveil.data import ImageSet, Source
+from splitveil.options import option
 from splitveil.registry import DATASETS, UserError
 
 
@@ -26,8 +27,8 @@ from splitveil.registry import DATASETS, UserError
 class Config:
     path: str = ""
     """The folder of class folders, or of train/ and test/."""
-    size: int = 64
-    """Height and width in pixels, 8 … 1024."""
+    size: int = option(64, at_least=8, at_most=1024)
+    """Height and width in pixels."""
     grey: bool = False
     """One channel instead of three."""
     identities: bool = False
@@ -35,7 +36,7 @@ class Config:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What lies in the folder, sorted, without hidden entries."""
+    """The entries of the folder, sorted, without hidden ones."""
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
@@ -71,7 +72,7 @@ def read_picture(file: Path, size: int, grey: bool) -> np.ndarray:
 
 
 def read_pictures(files: Sequence[Path], size: int, grey: bool) -> np.ndarray:
-    """uint8 [n, c, size, size], one thread a core: Pillow decodes and resizes without the interpreter lock."""
+    """uint8 [n, c, size, size], read by one thread for each core, because Pillow works without the interpreter lock."""
     images = np.empty((len(files), 1 if grey else 3, size, size), np.uint8)
 
     def read_into(at: int) -> None:
@@ -115,8 +116,6 @@ def folder(path: str, size: int, grey: bool, identities: bool) -> Source:
     root = Path(path).expanduser()
     if not path or not root.is_dir():
         raise UserError(f"folder: path {path!r} is not a folder; set path to a folder with one folder a class")
-    if not 8 <= size <= 1024:
-        raise UserError(f"folder: size is {size}, must be 8 … 1024 pixels")
     # A class may itself be called "train": only a folder of folders is a part.
     parted = (root / "train").is_dir() and bool(class_folders(root / "train"))
     whole = root / "train" if parted else root

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from splitveil.data.readers.cifar import CIFAR10, CIFAR100, PIXELS, Edition, interpret, read_pickle
+from splitveil.data.readers.cifar import CIFAR10, CIFAR100, PIXELS, Edition, read_pickle
 from splitveil.registry import DATASETS, UserError
 
 EDITIONS = [CIFAR10, CIFAR100]
@@ -114,79 +114,6 @@ def test_arrays_in_fortran_order_are_turned(tmp_path: Path):
     np.testing.assert_array_equal(read_pickle(tmp_path / "batch")["data"], pixels)
 
 
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(plain)
-def test_plain_values_are_read_as_pickle_reads_them(value):
-    assert interpret(pickle.dumps(value, protocol=2)) == value
-
-
-class Runs:
-    """Unpickled, it runs a command."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
-
-
-def refuses(data: bytes, tmp_path: Path) -> str:
-    file = tmp_path / "batch"
-    file.write_bytes(data)
-    with pytest.raises(UserError, match="nothing of it was run") as error:
-        read_pickle(file)
-    assert str(file) in str(error.value)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_runs_a_command_is_refused_and_runs_nothing(protocol: int, tmp_path: Path):
-    data = pickle.dumps({"data": Runs(f"touch {tmp_path}/ran")}, protocol=protocol)
-    refuses(data, tmp_path)
-    assert not (tmp_path / "ran").exists()
-    pickle.loads(data)
-    assert (tmp_path / "ran").exists(), "the attack must work on pickle, or this test shows nothing"
-
-
-@pytest.mark.parametrize("name", ["os system", "builtins eval", "__builtin__ eval", "numpy load", "_codecs decode"])
-def test_a_global_that_the_files_do_not_need_is_refused_by_its_name(name: str, tmp_path: Path):
-    module, attribute = name.split(" ")
-    assert name in refuses(f"\x80\x02c{module}\n{attribute}\n.".encode("latin-1"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x80\x02cnumpy\nndarray\n)R.",
-        b"\x80\x02cnumpy\ndtype\nU\x01OK\x00K\x01\x87R.",
-        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aU\x03zip\x86R.",
-        b"\x80\x02U\x01aU\x01b\x86R.",
-        b"\x80\x02}U\x01ab.",
-        b"\x80\x02(ios\nsystem\n.",
-        b"\x80\x02}(K\x01K\x02u.",
-        b"\x80\x02}()" + b"\x85" * 1_000_000 + b"K\x02u.",
-        b"\x80\x02K\x01K\x02a.",
-        b"\x80\x02h\x05.",
-        b"\x80\x02u.",
-        b"\x80\x02](K\x01K\x02e.",
-        b"\x80\x02.",
-        b"",
-        b"no pickle",
-    ],
-    ids=lambda data: repr(data[:30]),
-)
-def test_what_the_files_do_not_contain_is_refused(data: bytes, tmp_path: Path):
-    refuses(data, tmp_path)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(at=st.integers(0, 400), to=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_batch_is_read_or_refused_but_never_crashes(at: int, to: int, cut: bool, tmp_path: Path):
@@ -202,14 +129,16 @@ def test_a_damaged_batch_is_read_or_refused_but_never_crashes(at: int, to: int, 
     [
         ({"labels": [1]}, "lacks data"),
         ({"data": np.zeros((1, PIXELS), np.uint8)}, "lacks labels"),
-        ({"data": np.zeros((2, PIXELS), np.uint8), "labels": [1]}, r"\(2, 3072\), must be \(1, 3072\)"),
+        ({"data": np.zeros((2, PIXELS), np.uint8), "labels": [1]}, r"\(2, 3072\), must be uint8 \(1, 3072\)"),
         ({"data": "text", "labels": [1]}, "data is str"),
+        ({"data": np.zeros((1, PIXELS)), "labels": [1]}, "data is float64"),
+        ([1], "holds a list instead of a dict"),
         ({"data": np.zeros((1, PIXELS), np.uint8), "labels": ["cat"]}, "not a list of whole numbers"),
         ({"data": np.zeros((1, PIXELS), np.uint8), "labels": [10]}, "10 … 10, must be within 0 … 9"),
         ({"data": np.zeros((1, PIXELS), np.uint8), "labels": [10**30]}, "must be within 0 … 9"),
     ],
 )
-def test_a_batch_with_other_content_is_refused(batch: dict, message: str, tmp_path: Path):
+def test_a_batch_with_other_content_is_refused(batch: object, message: str, tmp_path: Path):
     folder = write_python(CIFAR10, tmp_path)
     (folder / "data_batch_3").write_bytes(pickle.dumps(batch, protocol=2))
     with pytest.raises(UserError, match=message) as error:

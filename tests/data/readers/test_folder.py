@@ -155,5 +155,5 @@ def test_a_missing_folder_is_asked_for(path: str):
 
 @pytest.mark.parametrize("size", [0, -3, 7, 1025])
 def test_sizes_out_of_bounds_are_refused(size: int, tmp_path: Path):
-    with pytest.raises(UserError, match=f"size is {size}, must be 8 … 1024"):
+    with pytest.raises(UserError, match=f"size is {size}, must be at least 8 and at most 1024"):
         make(tmp_path, size=size)

@@ -1,0 +1,168 @@
+"""The commands and their own flags: one table, from which command lines are read and help is printed. Imports no torch.
+
+A command's own flags stand here. `train`, `run` and `demo` also have a flag for every setting of a Config, which
+`splitveil.cli.arguments` finds in the dataclasses. The flags of `bench` are in benchmarks/bench/command.py, in the same form.
+"""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any
+
+from splitveil.registry import UserError, unknown
+
+HELP = {"-h", "--help"}
+Row = tuple[str, str, str]  # a line of help: the flag, its default, its meaning
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a command."""
+
+    name: str
+    value: str
+    """What stands after it, such as FILE; empty for a switch."""
+    meaning: str
+    default: str = ""
+    repeats: bool = False
+    """True if the flag may be given several times; the command then gets all its values."""
+
+    @property
+    def row(self) -> Row:
+        return f"{self.name} {self.value}".strip(), self.default, self.meaning
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `splitveil`."""
+
+    about: str
+    operands: str = ""
+    """What stands between the command's name and its flags, such as RUN…"""
+    flags: tuple[Flag, ...] = ()
+
+
+RUNS = Flag("--runs", "DIR", "The folder in which run folders are made.", default="runs")
+EACH = Flag(
+    "--each", "SETTING=A,B",
+    "Train one run for every value, side by side. With several --each, one for every combination.", repeats=True,
+)  # fmt: skip
+SUITE = Flag("--suite", "NAME", "Attack with a fixed list: quick, standard or plus. The run remembers it.")
+ATTACKS = Flag("--attacks", "A,B", "Attack with these instead of what the run's config says. The run remembers them.")
+FAIL_IF = Flag(
+    "--fail-if", "CONDITION",
+    "Exit with 3 if it holds, such as 'ssim>0.5' or 'accuracy<0.8'. mse, ssim and psnr are of the worst case over attacks; "
+    "accuracy and bits are of the run. May be given several times.", repeats=True,
+)  # fmt: skip
+OUT = Flag("--out", "FILE", "Where the report is written, if not to report.html in the first of the folders.")
+NAMES = (
+    Flag("--data", "NAME", "Which images.", repeats=True),
+    Flag("--model", "NAME", "Which network.", repeats=True),
+    Flag("--defences", "A,B", "What stands between edge and cloud, in this order.", repeats=True),
+    Flag("--cem.surrogate", "NAME", "Which loss keeps z from telling more than the class, or none.", repeats=True),
+    Flag("--attacks", "A,B", "Who tries to rebuild the images, or none.", repeats=True),
+)
+"""Flags that choose methods; the last of the same name counts. They are read first, because each method has its own flags."""
+
+COMMANDS = {
+    "demo": Command(
+        "train three split models, undefended, noisy and defended, attack them and write a report (3 to 4 minutes on 2 cores)",
+        flags=(RUNS,),
+    ),
+    "run": Command("train, attack, evaluate and report", "[RECIPE.toml …]", (RUNS, EACH, SUITE)),
+    "train": Command("train a split model; the same command resumes it", "[RECIPE.toml …]", (RUNS, EACH)),
+    "attack": Command("attack trained runs", "RUN…", (ATTACKS, SUITE)),
+    "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF,)),
+    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
+    "list": Command("show every surrogate, defence, attack, model and data set"),
+    "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
+    "data": Command(
+        "read and check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"
+    ),
+}
+
+
+def take_flags(flags: Iterable[Flag], arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Sort a command line into the values of these flags and the other words, which keep their order.
+
+    The value is a list where a flag may be repeated, a bool for a switch, and else a string, empty where there is no default.
+    """
+    known, found, others, left = {flag.name: flag for flag in flags}, dict[str, list[str]](), [], list(arguments)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        flag = known.get(name)
+        if flag is None:
+            others.append(word)
+            continue
+        if found.get(name) and not flag.repeats:
+            raise UserError(f"{name} is there twice; give it once")
+        if equals and not flag.value:
+            raise UserError(f"{word} has a value, but {name} takes none")
+        if flag.value and not equals:
+            if not left or left[0].startswith("--"):
+                raise UserError(f"{name} needs a value: {flag.value}")
+            value = left.pop(0)
+        found.setdefault(name, []).append(value)
+    values: dict[str, Any] = {}
+    for name, flag in known.items():
+        given = found.get(name, [])
+        values[name] = given if flag.repeats else (given or [flag.default])[0] if flag.value else bool(given)
+    return values, others
+
+
+def read_flags(command: str, flags: Iterable[Flag], arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """As `take_flags`, for a command that has no other flags than these: the other words must be operands."""
+    values, operands = take_flags(flags, arguments)
+    for word in operands:
+        if word.startswith("-"):
+            raise unknown("flag", word.partition("=")[0], values) if values else UserError(f"{command} has no flags")
+        if not COMMANDS[command].operands:
+            raise UserError(f"{command}: unexpected argument {word!r}; `splitveil {command} --help` shows its flags")
+    return values, operands
+
+
+def usage() -> str:
+    """What `splitveil --help` prints."""
+    rows = [(name, "", command.about) for name, command in COMMANDS.items()]
+    end = "`splitveil COMMAND --help` lists every flag of a command."
+    return "\n".join(["usage: splitveil COMMAND …", "", *aligned(rows), "", end])
+
+
+def command_help(command: str, flags: Iterable[Flag] = (), groups: dict[str, list[Row]] | None = None) -> str:
+    """What `splitveil COMMAND --help` prints; `groups` are tables of further flags, by title."""
+    told = COMMANDS[command]
+    rows = [flag.row for flag in (*told.flags, *flags)]
+    operands = f" {told.operands}" if told.operands else ""
+    lines = [f"usage: splitveil {command}{operands}{' [flags]' if rows or groups else ''}", ""]
+    lines += wrap(f"{told.about[0].upper()}{told.about[1:]}.", columns())
+    if "RUN…" in operands:
+        lines += ["RUN is a run folder, such as runs/demo/none, or a folder of run folders."]
+    for title, table in ({"": rows} | (groups or {})).items():
+        lines += ["", *([title] if title else []), *aligned(table)] if table else []
+    return "\n".join(lines)
+
+
+def columns() -> int:
+    """The width of the help: that of the terminal, within what reads well."""
+    return max(60, min(shutil.get_terminal_size().columns, 120))
+
+
+def aligned(rows: list[Row]) -> list[str]:
+    """Rows in three columns as wide as the terminal; a flag that is too long for its column stands on a line of its own."""
+    longest = max(len(flag) for row in rows for flag in row[0].split("\n"))
+    first = min(longest, columns() * 2 // 5)
+    second = min(max(len(row[1]) for row in rows), columns() // 6)
+    third = columns() - first - second - (6 if second else 4)
+    lines = []
+    for flags, default, meaning in rows:
+        left = flags.split("\n")
+        if max(map(len, left)) > first:
+            lines += [f"  {flag}" for flag in left]
+            left = []
+        cells = zip_longest(left, wrap(default, second or 1), wrap(meaning, third), fillvalue="")
+        gap = "  " if second else ""
+        lines += [f"  {flag:<{first}}{gap}{value:<{second}}  {words}".rstrip() for flag, value, words in cells]
+    return lines

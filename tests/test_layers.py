@@ -1,0 +1,44 @@
+"""Imports go one way. A room may use itself and the rooms that stand before it in ROOMS, never one that stands after it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import splitveil
+
+ORDER = """
+    options registry rng progress statistics device data split_model cut_by_fx metrics models defences channel surrogates cem
+    config runs training attacks evaluation report cli __main__ testing pytest_plugin
+"""
+ROOMS = ORDER.split()
+STILL_WRONG = {
+    ("config", "training"),  # TrainConfig still lives in training/loop.py
+    ("metrics", "attacks"),  # residual.py takes mean_of from attacks/mean_image.py
+}
+PACKAGE = Path(splitveil.__file__).parent
+FILES = sorted({file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")} - {Path("__init__.py")})
+
+
+def imported(file: Path) -> set[str]:
+    """The rooms that a file imports, also inside functions and for type checkers only."""
+    modules = set()
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} line {node.lineno}: write the whole name of the module"
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in modules if name.startswith("splitveil.")} - {"__version__"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_a_file_imports_only_what_stands_before_it(file: Path) -> None:
+    room = file.parts[0].removesuffix(".py")
+    allowed = {room} if room == "statistics" else set(ROOMS[: ROOMS.index(room) + 1])
+    allowed |= {after for before, after in STILL_WRONG if before == room}
+    assert imported(file) <= allowed
+
+
+def test_every_room_is_in_the_list_once() -> None:
+    assert sorted(ROOMS) == sorted({file.parts[0].removesuffix(".py") for file in FILES})
