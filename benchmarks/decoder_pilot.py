@@ -2,7 +2,7 @@
 
     python -m benchmarks.decoder_pilot --data DIR --out OUT --minutes 9        # for a GPU; the same command resumes
     python -m benchmarks.decoder_pilot --data DIR --out OUT --only width,mean3 --targets rate
-    python -m benchmarks.decoder_pilot --data DIR --out OUT --smoke            # every run at toy size, about a minute on a CPU
+    python -m benchmarks.decoder_pilot --data DIR --out OUT --smoke            # every run at toy size, minutes on a CPU
 
 DIR holds medlz.py and 30,000 CIFAR-10 images: task-*.npz (18,000), attacker-0.npz (10,000), test-0.npz (2,000). They are packed
 from the official binary files BIN/*.bin by
@@ -18,15 +18,16 @@ from the official binary files BIN/*.bin by
 Two targets, both VGG-11 cut after conv2 with an 8-channel bottleneck: `none` is undefended, `rate` has noise of sigma 0.3 and CEM
 by rate at strength 0.3. `splitveil train` makes them, side by side and captured but not compiled: 133 steps an epoch are too few
 to pay for compiling. Then every run of RUNS trains a decoder on 9,500 of the attacker's images against each frozen edge, with
-fresh channel noise at every step; 500 more images choose the epoch. An "epoch" is 9,500 images, also for those who have more, so
-that runs with the same epochs make the same number of steps. `mse` is the error on the 2,000 test images, all decoders seeing the
-same release of each; `gain` is what a run gains over the one it is compared with, and `se` its standard error over paired images.
+fresh channel noise at every step; 500 more of its images choose the epoch. An "epoch" is 9,500 images, also for those who have
+more, so that runs with the same epochs make the same number of steps. `mse` is the error on the 2,000 test images; all decoders
+see the same release of each. `gain` is what a run gains over the one it is compared with, and `se` its standard error over paired
+images.
 
 Arithmetic, for one target on an H200 at 300 TFLOP/s in the convolutions and 4 TB/s elsewhere. A block of `strong` at width 128
 costs 75 M multiply-adds at each of its three sizes, and 8 blocks make 0.6 G: 6 FLOP each, 256 images, so 0.92 TFLOP or 3 ms a
 step, and 1.2 ms for norms and activations. With the edge that is 5 ms a step, 37 steps an epoch, 0.19 s an epoch. Width 64
 takes 0.08 s an epoch (kernels of microseconds), width 256 takes 0.55 s (four times the arithmetic). RUNS says the seconds of each
-run: 283 s on `rate` and 203 s on `none` up to `lr`, 60 s for the start and the targets: 9.1 minutes. The last two runs need
+run: 302 s on `rate` and 203 s on `none` up to `lr`, 60 s for the start and the targets: 9.4 minutes. The last two runs need
 another 6 minutes and are worth it only if `epochs` or `width` gains 2 %.
 """
 
