@@ -1,4 +1,7 @@
-"""The cheating tests of SURROGATES.md: z is frozen, only the surrogate's own parameters are trained."""
+"""The cheating tests: z is frozen and only the surrogate's own parameters are trained, so whatever the loss loses is hidden.
+
+A gate that can cheat has done so after 50 steps with every seed that was tried, and an honest one has settled after 200.
+"""
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ def frozen(tails: str, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def trained(
-    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 500
+    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200
 ) -> tuple[SurrogateOutput, SurrogateOutput]:
     """What it says before and after its own parameters were trained on the same z."""
     before = surrogate(z, y)

@@ -1,3 +1,4 @@
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from splitveil.registry import UserError
 from splitveil.surrogates import build
 from splitveil.surrogates.shared.groups import weighted_moments
 from splitveil.surrogates.slots import DEAD, GatedCrossAttention, SlotAttention, Slots, shares, within_slots
-from splitveil.surrogates.slots_as_written import PapersSlotAttention
+from splitveil.surrogates.slots_as_written import PapersSlotAttention, SlotsAsWritten
 
 
 def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:
@@ -119,17 +120,13 @@ def test_slots_cannot_cheat(tails: str, lr: float) -> None:
         inside = (mass / SAMPLES * variance.mean(2)).sum().item()
         # On data without clusters, trained slots find partitions that 2,000 starts of k-means do not. So it starts there too.
         rows, own = x.double().numpy(), r[0].argmax(1).numpy()
-        centres = np.stack(
-            [rows[own == s].mean(0) if (own == s).any() else rows[s] for s in range(surrogate.config.slots)]
-        )
-        tries = [
-            KMeans(surrogate.config.slots, n_init=20, random_state=0),
-            KMeans(surrogate.config.slots, init=centres, n_init=1),
-        ]
+        k = surrogate.config.slots
+        centres = np.stack([rows[own == s].mean(0) if (own == s).any() else rows[s] for s in range(k)])
+        tries = [KMeans(k, n_init=20, random_state=0), KMeans(k, init=centres, n_init=1)]
         best = min((each.fit(rows) for each in tries), key=lambda each: each.inertia_)
         assert inside >= 0.99 * best.inertia_ / (SAMPLES * DIM)
         assert inside >= 0.95 * tries[0].inertia_ / (SAMPLES * DIM)
-        singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), surrogate.config.slots - 1)
+        singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), k - 1)
         bound = min(best_hard_partition(x, start, surrogate) for start in (best.labels_, singles))
     assert after.loss >= 0.95 * bound
 
@@ -139,7 +136,7 @@ def test_as_written_the_gates_close_and_the_alarm_says_so(tails: str) -> None:
     z, y = frozen(tails)[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
     surrogate = slots(z, y, 1, preset="as_written", print_every=0)
     surrogate.calls.fill_(100)
-    before, after = trained(surrogate, z, y, 1e-2)
+    before, after = trained(surrogate, z, y, 1e-2, steps=100)
     assert before.loss > 0
     assert torch.equal(after.loss_uniform, before.loss_uniform)
     assert after.loss < 0.05 * before.loss_uniform
@@ -163,6 +160,22 @@ def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred_w
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slots:")]
     assert len(lines) == 1
     assert "gate_mean" in lines[0]
+
+
+def test_only_an_option_of_the_comparison_brings_in_its_class_and_both_can_be_copied() -> None:
+    plain: list[dict[str, Any]] = [{}, {"slots": 3, "bank": 0, "gates": "off"}]
+    compared: list[dict[str, Any]] = [{"preset": "as_written"}, {"margin": "softplus"}, {"print_every": 5}]
+    for options in plain + compared:
+        surrogate = build("slots", dim=4, classes=2, sigma=0.1, **options)
+        assert type(surrogate) is type(copy.deepcopy(surrogate)) is (Slots if options in plain else SlotsAsWritten)
+
+
+def test_an_option_of_the_comparison_at_its_default_changes_no_bit() -> None:
+    z, y = frozen("gaussian")
+    plain, told = slots(z, y, CLASSES)(z, y), slots(z, y, CLASSES, print_every=1)(z, y)
+    assert torch.equal(plain.loss, told.loss)
+    assert list(plain.diagnostics) == list(told.diagnostics)
+    assert all(torch.equal(value, told.diagnostics[key]) for key, value in plain.diagnostics.items())
 
 
 def test_before_the_first_refresh_it_falls_back_to_equal_weights_and_says_so() -> None:
@@ -190,8 +203,8 @@ def test_with_fewer_than_two_samples_a_slot_it_falls_back_until_the_bank_is_fill
 @pytest.mark.parametrize("options", [{"gates": "adversarial"}, {"margin": "softplus"}], ids=str)
 def test_neither_adversarial_gates_nor_a_soft_margin_hide_spread(options: dict[str, Any], tails: str) -> None:
     z, y = frozen(tails)[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
-    plain = trained(slots(z, y, 1), z, y, 1e-2, steps=150)[1].loss
-    before, after = trained(slots(z, y, 1, **options), z, y, 1e-2, steps=150)
+    plain = trained(slots(z, y, 1), z, y, 1e-2, steps=100)[1].loss
+    before, after = trained(slots(z, y, 1, **options), z, y, 1e-2, steps=100)
     assert torch.equal(after.loss_uniform, before.loss_uniform)
     assert after.loss >= 0.99 * plain
     assert after.diagnostics["gate_mean"].item() == pytest.approx(1, abs=1e-4)
@@ -199,7 +212,7 @@ def test_neither_adversarial_gates_nor_a_soft_margin_hide_spread(options: dict[s
 
 def test_gates_that_are_free_to_close_are_replaced_by_equal_weights() -> None:
     z, y = frozen("gaussian")[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
-    _, after = trained(slots(z, y, 1, gates="cooperative"), z, y, 1e-2)
+    _, after = trained(slots(z, y, 1, gates="cooperative"), z, y, 1e-2, steps=100)
     assert after.diagnostics["collapsed"] == after.diagnostics["fallback"] == 1
     assert torch.equal(after.loss, after.loss_uniform)
 
