@@ -5,8 +5,9 @@ Only `splitveil.evaluation.run_attacks` has both the images and their reconstruc
 """
 
 import copy
+import dataclasses
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from splitveil.split_model import SplitModel
 SAME_DISTRIBUTION: Final = "same distribution"
 SAME_SET: Final = "same set"
 OTHER: Final = "other"
+AUXILIARY: Final = ("none", OTHER, SAME_DISTRIBUTION, SAME_SET)
+"""The kinds of images that an attacker may have of its own; a later one tells it more."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,24 @@ class ThreatModel:
     def own_classes(self) -> bool:
         """Whether it needs the classes of its own images: it knows the target's, or learns through the cloud without queries."""
         return self.auxiliary != "none" and (self.labels or (self.cloud_weights and not self.queries))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as attack.json keeps them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "ThreatModel":
+        """What `to_dict` gave; a field that a later version added is ignored."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in fields.items() if name in known})
+
+    def knows_no_more_than(self, other: "ThreatModel") -> bool:
+        """True if this attacker sees and knows no more than the other, apart from what either knows of the edge."""
+        return (
+            self.observations <= other.observations
+            and AUXILIARY.index(self.auxiliary) <= AUXILIARY.index(other.auxiliary)
+            and all(getattr(self, what) <= getattr(other, what) for what in ("labels", "cloud_weights", "captured"))
+        )
 
     def describe(self) -> dict[str, str]:
         """Who knows what, in words, for the report and the terminal."""

@@ -14,9 +14,10 @@ from splitveil.attacks import label_of
 from splitveil.cli.arguments import HELP, choose, parse
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
+from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.conditions import broken, parse_condition
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.run_attacks import attack_run, build_attacks
+from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.report.terminal import print_table
