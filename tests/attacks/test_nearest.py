@@ -9,7 +9,7 @@ from splitveil.attacks.threat import grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluation.run_attacks import observe
+from splitveil.evaluation.score import observe
 from splitveil.metrics.image import mse
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
