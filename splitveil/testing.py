@@ -35,7 +35,7 @@ def assert_leakage(
     accuracy_above: float | None = None,
     no_flags: Iterable[str] = (),
 ) -> None:
-    """Fail, with every number that is out of bounds in one message, unless the run keeps all limits that are given."""
+    """Fail unless the run keeps all limits that are given; one message names every number that is out of bounds."""
     unwanted = {no_flags} if isinstance(no_flags, str) else set(no_flags)
     for flag in unwanted:
         if flag not in FLAGS:
