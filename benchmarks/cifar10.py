@@ -17,7 +17,7 @@ from benchmarks.finish import finish
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.claims import write_claim
-from splitveil.report.terminal import strongest
+from splitveil.evaluation.summary import Summary
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
 PUBLISHED = {  # Xia et al., CVPR 2025, Tables 1 and 4: accuracy, decoder MSE ("infer"), SSIM, PSNR; without CEM and with it
@@ -48,16 +48,15 @@ def config_of(row: str, cem: bool, options: argparse.Namespace) -> Config:
     return parse([*map(str, recipes), *flags])
 
 
-def line_of(row: str, cem: bool, summary: dict[str, Any]) -> dict[str, Any]:
-    found = strongest(summary)
-    assert found is not None
-    name, attack = found
+def line_of(row: str, cem: bool, summary: Summary) -> dict[str, Any]:
+    attack = summary.strongest
+    assert attack is not None
     given = PUBLISHED[row][cem]
     published = None if given is None else dict(zip(("accuracy", "mse", "ssim", "psnr"), (given[0] / 100, *given[1:])))
     return {
-        "row": row + (" + CEM" if cem else ""), "seed": summary["seed"], "accuracy": summary["accuracy"], "attack": name,
-        "mse": attack["mse"], "mse_ci95": attack["mse_ci95"], "ssim": attack["ssim"], "psnr": attack["psnr"],
-        "bits": summary["bits"], "published": published, "flags": sorted({flag["flag"] for flag in summary["flags"]}),
+        "row": row + (" + CEM" if cem else ""), "seed": summary.seed, "accuracy": summary.accuracy, "attack": attack.attack,
+        "mse": attack.mse, "mse_ci95": attack.mse_ci95, "ssim": attack.ssim, "psnr": attack.psnr, "bits": summary.bits,
+        "published": published, "flags": summary.flag_names,
     }  # fmt: skip
 
 

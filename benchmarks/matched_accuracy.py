@@ -22,7 +22,7 @@ from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
-from splitveil.report.terminal import strongest
+from splitveil.evaluation.summary import Summary
 from splitveil.training.run import train_run
 
 SIGMAS = (0.3, 1.0, 2.0, 4.0, 8.0)
@@ -43,14 +43,15 @@ def configs(seed: int) -> list[dict[str, Any]]:
     return [table | {"name": f"{table['name']}-seed{seed}", "seed": seed} for table in tables]
 
 
-def log_mse(summary: dict[str, Any]) -> float:
-    return log(strongest(summary)[1]["mse"])
+def log_mse(summary: Summary) -> float:
+    assert summary.strongest is not None
+    return log(summary.strongest.mse)
 
 
-def noise_at(accuracy: float, noisy: list[dict[str, Any]]) -> tuple[float, float]:
+def noise_at(accuracy: float, noisy: list[Summary]) -> tuple[float, float]:
     """(sigma, log MSE) of noise alone where its fitted accuracy is the given one; the nearest end where it never is."""
-    logs = np.log([summary["sigma"] for summary in noisy])
-    accuracy_of = np.poly1d(np.polyfit(logs, [summary["accuracy"] for summary in noisy], 2))
+    logs = np.log([summary.sigma for summary in noisy])
+    accuracy_of = np.poly1d(np.polyfit(logs, [summary.accuracy for summary in noisy], 2))
     mse_of = np.poly1d(np.polyfit(logs, [log_mse(summary) for summary in noisy], 2))
     grid = np.linspace(logs.min(), logs.max(), 2001)
     place = grid[np.abs(accuracy_of(grid) - accuracy).argmin()]
@@ -71,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.seeds - 1 not in STUDENT_T:
         parser.error(f"--seeds is {options.seeds}, must be one of {[degrees + 1 for degrees in STUDENT_T]}")
-    summaries: dict[int, list[dict[str, Any]]] = {}
+    summaries: dict[int, list[Summary]] = {}
     for seed in range(options.seeds):
         for table in configs(seed):
             run, splits, device = train_run(options.runs / table["name"], from_dict(table))
@@ -82,11 +83,11 @@ def main() -> None:
         against_noise, against_none, points, sigmas = [], [], [], []
         for rows in summaries.values():
             undefended, noisy, defended = rows[0], rows[1 : 1 + len(SIGMAS)], rows[1 + len(SIGMAS) + i]
-            sigma, noise = noise_at(defended["accuracy"], noisy)
+            sigma, noise = noise_at(defended.accuracy, noisy)
             sigmas.append(sigma)
             against_noise.append(log_mse(defended) - noise)
             against_none.append(log_mse(defended) - log_mse(undefended))
-            points.append(100 * (undefended["accuracy"] - defended["accuracy"]))
+            points.append(100 * (undefended.accuracy - defended.accuracy))
         gain = interval(against_noise) | {"seeds": [exp(value) for value in against_noise], "matched_sigma": sigmas}
         none = interval(against_none) | {
             "seeds": [exp(value) for value in against_none],

@@ -9,17 +9,19 @@ sense for a model, such as a mask where nothing is masked, is skipped, as `split
 """
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
+from splitveil.evaluation.attack_folder import attack_folder
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.run_attacks import attack_folder, attack_run
+from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
+from splitveil.evaluation.summary import Summary
 from splitveil.runs import Run
 from splitveil.training.run import train_runs
 
@@ -54,9 +56,7 @@ def finished(run: Run, attack: Any) -> bool:
     return (folder / "attack.json").exists() or (folder / "skipped.json").exists()
 
 
-def attacked(
-    run: Run, splits: Any, device: Any, chosen: tuple[Any, ...], twice: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def attacked(run: Run, splits: Any, device: Any, chosen: tuple[Any, ...], twice: bool) -> tuple[Summary, Summary]:
     """Summaries of the chosen attacks, and of them with the second attempts."""
     run = Run.create(run.folder, replace(run.config, attacks=chosen))
     skipped = attack_run(run, splits, device)
@@ -76,18 +76,19 @@ def attacked(
     return evaluate_run(run, splits, device), second
 
 
-def line_of(model: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def line_of(model: str, first: Summary, second: Summary) -> dict[str, Any]:
     attacks = {}
-    for name, found in first["attacks"].items():
-        tries = [found, *([second["attacks"][name + AGAIN]] if name + AGAIN in second["attacks"] else [])]
+    for name, found in first.attacks.items():
+        tries = [found, *([second.attacks[name + AGAIN]] if name + AGAIN in second.attacks else [])]
         attacks[name] = {
-            "mse": [each["mse"] for each in tries], "ssim": [each["ssim"] for each in tries],
-            "seconds": [each["seconds"] for each in tries], "recognised": found.get("recognised"),
+            "mse": [each.mse for each in tries], "ssim": [each.ssim for each in tries],
+            "seconds": [each.seconds for each in tries], "recognised": found.recognised,
         }  # fmt: skip
+    worst, of_both = (summary.worst_case and asdict(summary.worst_case) for summary in (first, second))
     return {
-        "model": model, "accuracy": first["accuracy"], "bits": first["bits"], "ceiling_mse": first["ceiling_mse"],
-        "worst_case": first["worst_case"], "worst_case_of_both": second["worst_case"], "skipped": first["skipped"],
-        "attacks": attacks, "flags": sorted({flag["flag"] for flag in first["flags"]}),
+        "model": model, "accuracy": first.accuracy, "bits": first.bits, "ceiling_mse": first.ceiling_mse,
+        "worst_case": worst, "worst_case_of_both": of_both, "skipped": first.skipped,
+        "attacks": attacks, "flags": first.flag_names,
     }  # fmt: skip
 
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matched_accuracy import SIGMAS, interval, log_mse, noise_at
 
+from benchmarks.matched_accuracy import SIGMAS, interval, log_mse, noise_at
 from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
-from splitveil.runs import read_json
+from splitveil.evaluation.summary import Summary, read_summary
 from splitveil.training.run import train_run
 
 SIGMA = 0.3
@@ -66,7 +66,7 @@ def table_of(name: str, cem: dict[str, Any], seed: int) -> dict[str, Any]:
     return table | {"cem": defended["cem"] | cem} if cem else table
 
 
-def compare(summaries: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def compare(summaries: dict[str, list[Summary]]) -> list[dict[str, Any]]:
     """One line a row, over the seeds."""
     noise_only = summaries[f"noise {SIGMA:g}"]
     fronts = list(zip(*(summaries[f"noise {sigma:g}"] for sigma in SIGMAS)))  # by seed
@@ -76,15 +76,15 @@ def compare(summaries: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
         error = float(np.std(differences, ddof=1)) / sqrt(len(own))
         line = {
             "row": name,
-            "accuracy": float(np.mean([summary["accuracy"] for summary in own])),
+            "accuracy": float(np.mean([summary.accuracy for summary in own])),
             "mse": float(np.mean([exp(log_mse(summary)) for summary in own])),
-            "points_lost": [100 * (b["accuracy"] - a["accuracy"]) for a, b in zip(own, noise_only)],
+            "points_lost": [100 * (b.accuracy - a.accuracy) for a, b in zip(own, noise_only)],
             "gain": interval([log_mse(a) - log_mse(b) for a, b in zip(own, noise_only)]),
             "standard_errors": float(np.mean(differences)) / error if error else None,
-            "flags": sorted({flag["flag"] for summary in own for flag in summary["flags"]}),
+            "flags": sorted({name for summary in own for name in summary.flag_names}),
         }
         if not name.startswith("noise"):
-            line["matched"] = interval([log_mse(a) - noise_at(a["accuracy"], list(f))[1] for a, f in zip(own, fronts)])
+            line["matched"] = interval([log_mse(a) - noise_at(a.accuracy, list(f))[1] for a, f in zip(own, fronts)])
         found.append(line)
     return found
 
@@ -118,7 +118,7 @@ def main() -> None:
     if options.part:
         first, step = map(int, options.part.split("/"))
         jobs = jobs[first::step]
-    summaries: dict[str, list[dict[str, Any]]] = {}
+    summaries: dict[str, list[Summary]] = {}
     for name, cem, seed in jobs:
         table = table_of(name, cem, seed)
         folder = options.runs / table["name"]
@@ -126,7 +126,7 @@ def main() -> None:
             run, splits, device = train_run(folder, from_dict(table))
             attack_run(run, splits, device)
             evaluate_run(run, splits, device)
-        summaries.setdefault(name, []).append(read_json(folder / "summary.json"))
+        summaries.setdefault(name, []).append(read_summary(folder))
     if options.part:
         return
     lines = compare(summaries)

@@ -28,8 +28,8 @@ from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.device.pick import pick_device
 from splitveil.evaluation.claims import write_claim
+from splitveil.evaluation.summary import Summary
 from splitveil.registry import DEFENCES
-from splitveil.report.terminal import strongest
 from splitveil.training.build import build_parts
 
 CEM = {"surrogate": "kmeans", "strength": 0.08, "lr_rescale": "off", "sigma": 0.3}
@@ -109,15 +109,13 @@ def step_cost(config: Config, device: torch.device) -> float:
     return ratios[len(ratios) // 2]
 
 
-def line_of(part: str, row: str, summary: dict[str, Any], cost: float | None) -> dict[str, Any]:
-    found = strongest(summary)
-    assert found is not None
-    name, attack = found
+def line_of(part: str, row: str, summary: Summary, cost: float | None) -> dict[str, Any]:
+    attack = summary.strongest
+    assert attack is not None
     return {
-        "part": part, "row": row, "seed": summary["seed"], "accuracy": summary["accuracy"], "attack": name,
-        "mse": attack["mse"], "ssim": attack["ssim"], "bits": summary["bits"], "step_cost": cost,
-        "device": summary["environment"]["device"],
-        "flags": sorted({flag["flag"] for flag in summary["flags"]}),
+        "part": part, "row": row, "seed": summary.seed, "accuracy": summary.accuracy, "attack": attack.attack,
+        "mse": attack.mse, "ssim": attack.ssim, "bits": summary.bits, "step_cost": cost,
+        "device": summary.environment["device"], "flags": summary.flag_names,
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 def test_it_hides_faces(splitveil_run):
     assert_leakage(splitveil_run, ssim_below=0.5)
 
-Without the option such tests are skipped. Loaded with every pytest where splitveil is installed, so it imports nothing.
+Without the option such tests are skipped. pytest loads this file wherever splitveil is installed, so it must import little.
 """
 
 from pathlib import Path

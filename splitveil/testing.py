@@ -9,25 +9,20 @@ They read summary.json, as `splitveil evaluate` left it. mse, ssim and psnr are 
 all attacks. pytest then has the fixture `splitveil_run` too: `pytest --splitveil-run runs/release`.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from splitveil.evaluation.attack_folder import weights_digest
 from splitveil.evaluation.conditions import Condition, broken
 from splitveil.evaluation.flags import FLAGS
+from splitveil.evaluation.summary import Summary, read_summary
 from splitveil.registry import UserError, unknown
 
 
-def read_summary(run: str | Path) -> dict[str, Any]:
-    """summary.json of a run folder; refused where the weights have changed since it was written."""
-    path = Path(run) / "summary.json"
-    if not path.exists():
-        raise UserError(f"{run} has no summary.json; run `splitveil attack {run}` and `splitveil evaluate {run}` first")
-    summary = json.loads(path.read_text())
-    weights = Path(run) / "weights" / "last.safetensors"
-    if weights.exists() and hashlib.sha256(weights.read_bytes()).hexdigest() != summary["weights_sha256"]:
+def measured_run(run: Path) -> Summary:
+    """The summary of a run folder; refused where the weights have changed since it was written."""
+    summary = read_summary(run)
+    if weights_digest(run) not in (None, summary.weights_sha256):
         raise UserError(f"{run} has other weights than were measured; attack and evaluate it again")
     return summary
 
@@ -40,21 +35,19 @@ def assert_leakage(
     accuracy_above: float | None = None,
     no_flags: Iterable[str] = (),
 ) -> None:
-    """Fail, with every number that is out of bounds in one message, unless the run keeps all limits that are given."""
+    """Fail unless the run keeps all limits that are given; one message names every number that is out of bounds."""
     unwanted = {no_flags} if isinstance(no_flags, str) else set(no_flags)
     for flag in unwanted:
         if flag not in FLAGS:
             raise unknown("flag", flag, FLAGS)
-    summary = read_summary(run)
+    summary = measured_run(Path(run))
     given = (
         ("ssim", ">=", ssim_below), ("mse", "<=", mse_above), ("psnr", ">=", psnr_below), ("accuracy", "<=", accuracy_above),
     )  # fmt: skip
     limits = [Condition(metric, sign, limit) for metric, sign, limit in given if limit is not None]
     said = broken(summary, limits)
     said += [
-        f"{summary['name']}: flag {flag['flag']} ({flag['detail']})"
-        for flag in summary["flags"]
-        if flag["flag"] in unwanted
+        f"{summary.name}: flag {raised.flag} ({raised.detail})" for raised in summary.flags if raised.flag in unwanted
     ]
     if said:
         raise AssertionError("; ".join(said))

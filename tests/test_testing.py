@@ -1,19 +1,25 @@
 """Limits on what leaks: assertions for a test suite, the pytest plugin, and conditions as text."""
 
 import hashlib
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from summaries import summary
 
 from splitveil.evaluation.conditions import Condition, broken, parse_condition
+from splitveil.evaluation.summary import RaisedFlag, WorstCase, write_summary
 from splitveil.registry import UserError
 from splitveil.testing import assert_leakage
 
-WORST = {"mse": 0.02, "ssim": 0.6, "psnr": 17.5, "attacks": ["ridge", "decoder"]}
+WORST = WorstCase(
+    attacks=("ridge", "decoder"), n_images=1000, lowest={"ridge": 1.0}, mse=0.02, mse_ci95=(0.02, 0.02), mse_q05=0.01,
+    mse_q05_ci95=(0.01, 0.01), ssim=0.6, ssim_ci95=(0.6, 0.6), ssim_q95=0.8, ssim_q95_ci95=(0.8, 0.8), psnr=17.5,
+    psnr_ci95=(17.5, 17.5), psnr_q95=20.0, psnr_q95_ci95=(20.0, 20.0),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -22,14 +28,14 @@ def run(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, **changes: Any) -> Path:
-    """A run folder as far as the assertions look at it."""
+    """A run folder as far as the assertions look at it: the summary of `first`, with changes."""
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     (folder / "weights" / "last.safetensors").write_bytes(b"weights")
-    summary = {
-        "name": "first", "accuracy": 0.9, "n_test": 1000, "bits": None, "worst_case": WORST,
-        "flags": [{"flag": "metric-ceiling", "detail": "95 %"}], "weights_sha256": hashlib.sha256(b"weights").hexdigest(),
+    usual = {
+        "worst_case": WORST, "flags": (RaisedFlag("metric-ceiling", "95 %"),),
+        "weights_sha256": hashlib.sha256(b"weights").hexdigest(),
     }  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(summary | changes))
+    write_summary(folder, summary(**usual | changes))
     return folder
 
 
@@ -54,7 +60,7 @@ def test_all_that_is_out_of_bounds_is_said_in_one_message(run: Path) -> None:
 
 def test_a_worst_case_that_is_no_number_keeps_no_limit(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ssim is nan"):
-        assert_leakage(write(tmp_path / "run", worst_case=WORST | {"ssim": float("nan")}), ssim_below=0.99)
+        assert_leakage(write(tmp_path / "run", worst_case=replace(WORST, ssim=float("nan"))), ssim_below=0.99)
 
 
 def test_what_cannot_be_judged_is_a_mistake_and_not_a_pass(run: Path, tmp_path: Path) -> None:
@@ -90,10 +96,9 @@ def test_what_is_no_condition_is_refused_with_an_example(text: str) -> None:
         parse_condition(text)
 
 
-def test_bits_without_a_bound_are_infinite(run: Path) -> None:
-    summary = json.loads((run / "summary.json").read_text())
-    assert broken(summary, [Condition("bits", ">", 1e9)]) == ["first: bits is inf (no bound), which is bits>1e+09"]
-    assert broken(summary | {"bits": 99.0}, [Condition("bits", ">", 100.0)]) == []
+def test_bits_without_a_bound_are_infinite() -> None:
+    assert broken(summary(), [Condition("bits", ">", 1e9)]) == ["first: bits is inf (no bound), which is bits>1e+09"]
+    assert broken(summary(bits=99.0), [Condition("bits", ">", 100.0)]) == []
 
 
 TEST = """
@@ -104,7 +109,10 @@ def test_it_leaks_little(splitveil_run):
 """
 
 
-def pytest_in(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+ONLY_THE_FIXTURE = "def test_nothing(splitveil_run): pass"
+
+
+def pytest_in(folder: Path, test: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """pytest with splitveil installed as pip would: the entry point is read from a distribution's metadata."""
     entry = folder / "site" / "splitveil_plugin-0.dist-info"
     entry.mkdir(parents=True, exist_ok=True)
@@ -113,7 +121,7 @@ def pytest_in(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     declared = pyproject.split("[project.entry-points.pytest11]\n")[1].split("\n")[0].replace('"', "")
     # Where the plugin is installed already, pytest takes one of the two.
     (entry / "entry_points.txt").write_text(f"[pytest11]\n{declared}\n")
-    (folder / "test_leak.py").write_text(TEST)
+    (folder / "test_leak.py").write_text(test)
     script = f"import sys; sys.path.insert(0, {str(folder / 'site')!r}); import pytest; sys.exit(pytest.main())"
     return subprocess.run(
         [sys.executable, "-c", script, "-q", "-rs", "-p", "no:cacheprovider", str(folder / "test_leak.py"), *flags],
@@ -122,13 +130,13 @@ def pytest_in(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_plugin_hands_the_run_to_tests(run: Path, tmp_path: Path) -> None:
-    done = pytest_in(tmp_path, "--splitveil-run", str(run))
+    done = pytest_in(tmp_path, TEST, "--splitveil-run", str(run))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 
 
 def test_without_a_run_such_tests_are_skipped_and_a_folder_without_a_summary_fails(tmp_path: Path) -> None:
-    assert "needs --splitveil-run DIR" in pytest_in(tmp_path).stdout
-    failed = pytest_in(tmp_path, "--splitveil-run", str(tmp_path))
+    assert "needs --splitveil-run DIR" in pytest_in(tmp_path, ONLY_THE_FIXTURE).stdout
+    failed = pytest_in(tmp_path, ONLY_THE_FIXTURE, "--splitveil-run", str(tmp_path))
     assert failed.returncode == 1
     assert "has no summary.json; run `splitveil evaluate" in failed.stdout

@@ -11,7 +11,7 @@ Python hides no memory: code that digs in a function's closure finds the edge th
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -76,9 +76,9 @@ class ThreatModel:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "ThreatModel":
-        """The inverse of `to_dict`."""
-        return cls(**fields)
+    def from_dict(cls, table: Mapping[str, Any]) -> "ThreatModel":
+        """The inverse of `to_dict`; a field that a later version added is ignored."""
+        return cls(**{own.name: table[own.name] for own in fields(cls) if own.name in table})
 
     def describe(self) -> dict[str, str]:
         """Who knows what, in words, for the report and the terminal."""

@@ -12,9 +12,10 @@ from splitveil.cli.flags import COMMANDS, HELP, command_help, read_flags, take_f
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
 from splitveil.device.pick import pick_device
+from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.conditions import broken, parse_condition
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.run_attacks import attack_run, build_attacks
+from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.report.terminal import print_table

@@ -10,12 +10,13 @@ from typing import Any
 
 from splitveil.cli.arguments import parse
 from splitveil.config import Config, read_toml
+from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.run_attacks import attack_run, build_attacks
+from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.summary import write_summaries
 from splitveil.registry import UserError
 from splitveil.report import check_packages, write_report
 from splitveil.report.terminal import print_table
-from splitveil.runs import write_json
 from splitveil.training.run import train_run
 
 
@@ -43,6 +44,6 @@ def demo(folder: Path, flags: list[str]) -> None:
         run, splits, device = train_run(folder / config.name, config)
         attack_run(run, splits, device)
         summaries.append(evaluate_run(run, splits, device))
-    write_json(folder / "summary.json", summaries)
+    write_summaries(folder, summaries)
     print_table(summaries)
-    print(write_report([folder / summary["name"] for summary in summaries], folder / "report.html"))
+    print(write_report([folder / summary.name for summary in summaries], folder / "report.html"))

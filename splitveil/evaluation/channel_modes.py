@@ -1,7 +1,7 @@
-"""Shift: whether the channel sends in eval(), where everything is measured, what it sent in train(), where the cloud learnt.
+"""Does the channel send the same in eval(), where everything is measured, as in train(), where the cloud learned?
 
-Both modes get the same z and the same random numbers, so that a defence that never looks at its mode sends the same bits.
-Otherwise mean and spread of what the channel did to z, r = z' - z, are compared.
+Both modes get the same z and the same random numbers, so that a defence that never looks at its mode sends the same bits. Where
+the bits differ, mean and spread of what the channel did to z, r = z' - z, are compared.
 """
 
 import copy
@@ -13,12 +13,12 @@ from splitveil.channel import Channel
 from splitveil.split_model import in_mode
 
 TOLERANCE = 0.05
-"""Difference, as a share of the larger spread of r, from which two modes are two distributions."""
+"""The difference, as a share of the larger spread of r, from which on the modes count as different."""
 
 
 @torch.no_grad()
 def sent_in(mode: bool, channel: Channel, z: Tensor, x: Tensor, seed: int) -> Tensor:
-    """What a copy of the channel sends in train() or eval(); a copy, because batch statistics and counters would move."""
+    """What a copy of the channel sends in train() or eval(); a copy, because sending moves batch statistics and counters."""
     channel = copy.deepcopy(channel)
     devices = [z.device] if z.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), in_mode(channel, mode):
@@ -26,8 +26,8 @@ def sent_in(mode: bool, channel: Channel, z: Tensor, x: Tensor, seed: int) -> Te
         return channel.send(z, x, torch.Generator(z.device).manual_seed(seed))
 
 
-def shift(channel: Channel, z: Tensor, x: Tensor, seed: int = 0) -> str | None:
-    """How what is sent differs between the modes; None if it does not."""
+def mode_difference(channel: Channel, z: Tensor, x: Tensor, seed: int = 0) -> str | None:
+    """How what is sent differs between the two modes; None if it does not."""
     trained, measured = (sent_in(mode, channel, z, x, seed).double() for mode in (True, False))
     if torch.equal(trained, measured):
         return None

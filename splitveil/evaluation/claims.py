@@ -1,12 +1,17 @@
 """Claims: one small JSON file for every number that we publish, with what produced it. Tables are made from these.
 
 results/NAME.json   {schema, claim, command, commit, config_sha256, data_sha256, seeds, device, torch, rows, flags, …}
+
+Schema 2: `threat` of a row holds the fields of ThreatModel. In claims of schema 1 it holds words, which no code reads.
 """
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from splitveil.evaluation.summary import Summary
 from splitveil.registry import UserError
 from splitveil.runs import read_json, write_json
 
@@ -20,17 +25,19 @@ ROW_FIELDS = {
 }  # fmt: skip
 
 
-def rows_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_of(summary: Summary) -> list[dict[str, Any]]:
     """One row for each attack on a run."""
+    run = {
+        "run": summary.name, "seed": summary.seed, "accuracy": summary.accuracy, "bits": summary.bits, "sigma": summary.sigma,
+        "surrogate": summary.surrogate, "strength": summary.strength,
+    }  # fmt: skip
     return [
-        {
-            "run": summary["name"], "seed": summary["seed"], "accuracy": summary["accuracy"], "bits": summary["bits"],
-            "sigma": summary["sigma"], "surrogate": summary["surrogate"], "strength": summary["strength"],
-            "attack": name, "options": attack["options"], "threat": attack["threat"], "n_images": attack["n_images"],
-            "mse": attack["mse"], "ssim": attack["ssim"], "psnr": attack["psnr"], "ci95": list(attack["mse_ci95"]),
-            "config_sha256": summary["config_sha256"],
+        run | {
+            "attack": name, "options": attack.options, "threat": attack.threat.to_dict(), "n_images": attack.n_images,
+            "mse": attack.mse, "ssim": attack.ssim, "psnr": attack.psnr, "ci95": list(attack.mse_ci95),
+            "config_sha256": summary.config_sha256,
         }
-        for name, attack in summary["attacks"].items()
+        for name, attack in summary.attacks.items()
     ]  # fmt: skip
 
 
@@ -39,22 +46,22 @@ def digest(parts: list[str]) -> str:
     return parts[0] if len(set(parts)) == 1 else hashlib.sha256("".join(sorted(parts)).encode()).hexdigest()
 
 
-def write_claim(path: Path, claim: str, command: str, summaries: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The claim that these runs support, with anything `more` it needs to state."""
-    environment = summaries[0]["environment"]
+def write_claim(path: Path, claim: str, command: str, summaries: Sequence[Summary], **more: Any) -> dict[str, Any]:
+    """Write the claim that these runs support, with anything `more` it needs to state."""
+    environment = summaries[0].environment
     table = {
-        "schema": 1,
+        "schema": 2,
         "claim": claim,
         "command": command,
-        "commit": ", ".join(sorted({str(summary["environment"]["commit"]) for summary in summaries})),
-        "config_sha256": digest([summary["config_sha256"] for summary in summaries]),
-        "data_sha256": digest([part["sha256"] for summary in summaries for part in summary["splits"].values()]),
-        "seeds": sorted({summary["seed"] for summary in summaries}),
+        "commit": ", ".join(sorted({str(summary.environment["commit"]) for summary in summaries})),
+        "config_sha256": digest([summary.config_sha256 for summary in summaries]),
+        "data_sha256": digest([part.sha256 for summary in summaries for part in summary.splits.values()]),
+        "seeds": sorted({summary.seed for summary in summaries}),
         "device": environment["device"],
         "torch": environment["torch"],
         **more,
         "rows": [row for summary in summaries for row in rows_of(summary)],
-        "flags": [{"run": s["name"], "seed": s["seed"], **flag} for s in summaries for flag in s["flags"]],
+        "flags": [{"run": s.name, "seed": s.seed, **asdict(raised)} for s in summaries for raised in s.flags],
     }
     check_claim(table, str(path))
     write_json(path, table)

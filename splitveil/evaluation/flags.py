@@ -1,104 +1,73 @@
-"""Flags: signs that a number should not be believed as it stands. Each is raised by `evaluate` with its detail.
+"""Flags: signs that a number should not be believed as it stands. `evaluate` raises them, each with what raised it.
 
-Documented as: raised if / why it matters / what to do; docs/flags.md is `table()`.
+A flag is one function below its texts (raised if / why it matters / what to do). It gets the Evidence on a run and yields a line
+for every place where it is raised. docs/flags.md is `table()`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import permutations
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
+from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
 from splitveil.training.health import COLLAPSED
 
 
-class Flag(NamedTuple):
+@dataclass(frozen=True)
+class Evidence:
+    """What the flags look at."""
+
+    attacks: Mapping[str, AttackResult]
+    ceiling_mse: float
+    acting: Mapping[str, bool] = field(default_factory=dict)
+    """False for a defence that changes nothing."""
+    certificates: Sequence[Certificate] = ()
+    mode_difference: str | None = None
+    """How what is sent in eval() differs from what was sent in train(); None if it does not."""
+    cem_steps: int | None = None
+    """Training steps in which CEM acted; None for a run without CEM."""
+    cem_inactive: int = 0
+    """Those of them in which its gradient was zero."""
+    collapsed: Sequence[float] = ()
+    """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
+    loss_share: float | None = None
+    """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
+
+    @property
+    def collapsed_late(self) -> float:
+        """The share of classes with collapsed attention, over the last third of the epochs in which CEM acted."""
+        return last_third(self.collapsed)
+
+
+Check = Callable[[Evidence], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Flag:
     raised_if: str
     why: str
     do: str
+    check: Check
+    """Yields what raised the flag, once for each place."""
 
 
-FLAGS = {
-    "beaten-by-mean": Flag(
-        "an attack does worse than the mean image (by more than 1 %)",
-        "the attack failed; its error says nothing about the defence",
-        "train it longer, lower its learning rate, or leave it out of the claim",
-    ),
-    "metric-ceiling": Flag(
-        "the strongest attack's MSE is above 90 % of the mean image's",
-        "near the ceiling all defences look alike, and a stronger attack may still get through",
-        "run a stronger attack before you claim anything; compare at a lower strength",
-    ),
-    "attack-not-converged": Flag(
-        "the last third of an attack's training lowered its least error on images that it held out (its loss, if it holds out "
-        "none) by more than 10 %",
-        "a longer attack would do better; the error is too high",
-        "raise the attack's epochs until the flag is gone",
-    ),
-    "defence-inactive": Flag(
-        "a configured defence changed nothing: z is sent as it is, CEM never acted or had a zero gradient in most steps, or its "
-        "loss ended below 1 % of that with equal weights while its attention had collapsed",
-        "the model is as undefended as without it",
-        "raise its strength; for CEM look at the variance histogram against tau",
-    ),
-    "attention-collapsed": Flag(
-        "over the last third of the epochs in which CEM acted, the attention of more than half of the classes had collapsed",
-        "a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
-        "use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
-    ),
-    "whitebox-weaker": Flag(
-        "the MSE of an attack that has the edge's weights lies more than 2 % above that of the best without them that had no "
-        "more else: releases, label, cloud weights, captured features, or better images of its own",
-        "who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
-        "give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
-    ),
-    "stronger-net-worse": Flag(
-        "of two decoders that differ in nothing but size, the larger one's MSE is more than 2 % higher",
-        "the ladder should fall and then level off; a large net that does worse was not trained to its end",
-        "train it longer, lower its learning rate, or give it more images",
-    ),
-    "more-data-worse": Flag(
-        "of two attacks that differ in nothing but the number of their own images, the one with more has a MSE over 2 % higher",
-        "more images cannot hurt an attack that works; its number is no measure of the defence",
-        "train it longer, and look whether its images are of the same distribution",
-    ),
-    "averaging-hole": Flag(
-        "seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %",
-        "fresh noise at every release averages out: whoever sends an image twice sends it with less noise",
-        "send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
-    ),
-    "gradient-masked": Flag(
-        "averaging gradients over draws of the defence (EoT) lowers the error by more than 5 % against single draws",
-        "single-draw attacks fail on the defence's randomness and not on lack of information",
-        "believe only attacks with EoT; raise its draws until the gain is gone",
-    ),
-    "bound-violated": Flag(
-        "an attack's mean MSE lies, by more than 3 standard errors, below a bound that is proved for as many releases as it saw",
-        "the bound, or an assumption under it, is wrong; a certificate that one attack breaks certifies nothing",
-        "do not publish the bound; check its assumptions (distribution, sigma, releases) on this run",
-    ),
-    "mask-aware-gap": Flag(
-        "telling an attack which entries were zeroed lowers its MSE by more than 5 %",
-        "the pattern of zeros is sent too and tells about the image; attacks that ignore it underestimate the leak",
-        "count the mask-aware attack; fill zeroed entries with noise instead of zeros",
-    ),
-    "channel-off-at-inference": Flag(
-        "on the same z the channel sends something of another mean or spread in eval() than in train()",
-        "what was measured is not what the cloud was trained with: a defence that stops at inference protects nothing",
-        "make send ignore self.training, as splitveil's own defences do; nn.Dropout does not",
-    ),
-}
+FLAGS: dict[str, Flag] = {}
 
-CONVERGED = 0.1
-LADDER = 0.02
-AVERAGING, RELEASES = 0.1, 16
-EOT = MASK = 0.05
-DOUBT = 3.0
-IDENTITY = {"label", "attempt"}
-"""Options that say how an attack stands in a run, and not what it does."""
-DATA = {"images", "auxiliary_images"}
-"""Options that say how many images of its own an attack uses."""
-OWN_IMAGES = ("none", "other", "same distribution", "same set")
-"""Images of its own that an attack may have, the better the later."""
+
+def flag(name: str, *, raised_if: str, why: str, do: str) -> Callable[[Check], Check]:
+    """Register a check as a flag of this name."""
+
+    def add(check: Check) -> Check:
+        FLAGS[name] = Flag(raised_if, why, do, check)
+        return check
+
+    return add
+
+
+def raised(evidence: Evidence) -> tuple[RaisedFlag, ...]:
+    """The flags of one run, in the order of this file."""
+    return tuple(RaisedFlag(name, detail) for name, flag in FLAGS.items() for detail in flag.check(evidence))
 
 
 def table() -> str:
@@ -107,11 +76,54 @@ def table() -> str:
     return "\n".join(["| flag | raised if | why | do |", "|---|---|---|---|", *rows])
 
 
-def still_falling(errors: list[float]) -> bool:
-    """Whether the last third of training lowered the least error so far by more than CONVERGED.
+@flag(
+    "beaten-by-mean",
+    raised_if="an attack does worse than the mean image (by more than 1 %)",
+    why="the attack failed; its error says nothing about the defence",
+    do="train it longer, lower its learning rate, or leave it out of the claim",
+)
+def beaten_by_mean(evidence: Evidence) -> Iterator[str]:
+    for name, attack in evidence.attacks.items():
+        if not attack.mse <= 1.01 * evidence.ceiling_mse:  # written so that NaN, an attack that diverged, raises it too
+            yield f"{name}: MSE {attack.mse:.4f}, the mean image's is {evidence.ceiling_mse:.4f}"
 
-    The least, because an epoch's error goes up and down while the learning rate is high. A third, because the rate ends at zero:
-    the very last epochs look flat whatever is left to learn.
+
+@flag(
+    "metric-ceiling",
+    raised_if="the strongest attack's MSE is above 90 % of the mean image's",
+    why="near the ceiling all defences look alike, and a stronger attack may still get through",
+    do="run a stronger attack before you claim anything; compare at a lower strength",
+)
+def metric_ceiling(evidence: Evidence) -> Iterator[str]:
+    finite = [attack.mse for attack in evidence.attacks.values() if attack.finite]
+    strongest = min(finite, default=evidence.ceiling_mse)
+    if evidence.attacks and strongest > 0.9 * evidence.ceiling_mse:
+        yield f"the strongest attack reaches {strongest / evidence.ceiling_mse:.0%} of the mean image's MSE"
+
+
+CONVERGED = 0.1
+"""The share of its error that the last third of an attack's training may still take off."""
+
+
+@flag(
+    "attack-not-converged",
+    raised_if="the last third of an attack's training lowered its least error on images that it held out (its loss, if it holds "
+    "out none) by more than 10 %",
+    why="a longer attack would do better; the error is too high",
+    do="raise the attack's epochs until the flag is gone",
+)
+def attack_not_converged(evidence: Evidence) -> Iterator[str]:
+    for name, attack in evidence.attacks.items():
+        errors = attack.held_out or attack.losses
+        if still_falling(errors):
+            yield f"{name}: its error still falls after {len(errors)} epochs"
+
+
+def still_falling(errors: Sequence[float]) -> bool:
+    """True if the last third of the training lowered the error by more than CONVERGED, so that more training would help.
+
+    The lowest error before that third is compared with the lowest of all, because single epochs go up and down while the learning
+    rate is high. A whole third is looked at, because the learning rate ends at zero, which makes the last epochs look flat.
     """
     known = [error for error in errors if isfinite(error)]
     if len(known) < 3:
@@ -120,160 +132,186 @@ def still_falling(errors: list[float]) -> bool:
     return before > 0 and (before - min(known)) / before > CONVERGED
 
 
+@flag(
+    "defence-inactive",
+    raised_if="a configured defence changed nothing: z is sent as it is, CEM never acted or had a zero gradient in most steps, "
+    "or its loss ended below 1 % of that with equal weights while its attention had collapsed",
+    why="the model is as undefended as without it",
+    do="raise its strength; for CEM look at the variance histogram against tau",
+)
+def defence_inactive(evidence: Evidence) -> Iterator[str]:
+    for name, acts in evidence.acting.items():
+        if not acts:
+            yield f"{name} changes nothing"
+    steps, inactive, share = evidence.cem_steps, evidence.cem_inactive, evidence.loss_share
+    if steps == 0:
+        yield "CEM never acted: its warm-up is as long as the training"
+    elif steps is not None and inactive > 0.5 * steps:
+        yield f"CEM's gradient was zero in {inactive} of {steps} steps"
+    if evidence.collapsed_late > COLLAPSED and share is not None and share < 0.01:
+        yield f"CEM's loss ended at {share:.2%} of that with equal weights: its attention has collapsed"
+
+
+@flag(
+    "attention-collapsed",
+    raised_if="over the last third of the epochs in which CEM acted, the attention of more than half of the classes had "
+    "collapsed",
+    why="a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
+    do="use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
+)
+def attention_collapsed(evidence: Evidence) -> Iterator[str]:
+    if evidence.collapsed_late > COLLAPSED:
+        yield f"collapsed in {evidence.collapsed_late:.0%} of the classes, over the last third of the epochs"
+
+
 def last_third(values: Sequence[float]) -> float:
-    """Mean over the last third, at least one, of those that are numbers; 0 of nothing."""
+    """Mean over the last third, at least one, of those that are numbers; 0 if there are none."""
     known = [value for value in values if isfinite(value)]
     tail = known[-max(1, len(known) // 3) :]
     return sum(tail) / len(tail) if tail else 0.0
 
 
-def siblings(attacks: dict[str, dict[str, Any]], *ignored: str) -> Iterator[tuple[str, str]]:
-    """Ordered pairs of attacks of one method that are the same but for the options ignored; both have a number."""
-
-    def kind(name: str) -> dict[str, Any]:
-        row = attacks[name]
-        facts = {"method": row.get("method", name), "auxiliary_images": row.get("auxiliary_images")}
-        return {
-            key: value for key, value in (row.get("options", {}) | facts).items() if key not in {*IDENTITY, *ignored}
-        }
-
-    finite = [name for name, row in attacks.items() if isfinite(row["mse"])]
-    return ((a, b) for a, b in permutations(finite, 2) if kind(a) == kind(b))
+LADDER = 0.02
+"""How much worse, as a share of the MSE, an attack may be that should do at least as well as another."""
 
 
-def releases(row: dict[str, Any]) -> int:
-    return int(row.get("threat", {}).get("releases of one image", 1))
-
-
-def images_used(row: dict[str, Any]) -> int:
-    """The attacker's images that an attack learned from: those it had, or as many of them as its option `images` says."""
-    had = int(row.get("auxiliary_images") or 0)
-    return min(had, int(row.get("options", {}).get("images", had)))
-
-
-def rank_of_images(row: dict[str, Any]) -> int:
-    kind, _, _ = row.get("threat", {}).get("own images", "none").partition(" (")  # "other (cifar10)"
-    return OWN_IMAGES.index(kind)
-
-
-def knows_no_more(row: dict[str, Any], than: dict[str, Any]) -> bool:
-    """Whether an attack sees and knows no more than another, their knowledge of the edge aside."""
-    ours, theirs = row.get("threat", {}), than.get("threat", {})
-    nothing = ("unknown", "none")
-    return (
-        releases(row) <= releases(than)
-        and rank_of_images(row) <= rank_of_images(than)
-        and all(
-            ours.get(what, "none") in nothing or theirs.get(what, "none") not in nothing
-            for what in ("label of the target", "cloud weights", "captured features")
-        )
-    )
-
-
-def white_boxes(attacks: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    white = {name: row for name, row in attacks.items() if row.get("threat", {}).get("edge weights") == "known"}
-    for name, row in white.items():
-        black = {
-            other: own["mse"]
-            for other, own in attacks.items()
-            if other not in white and isfinite(own["mse"]) and knows_no_more(own, row)
-        }
-        best = min(black, key=black.__getitem__, default=None)
-        if best is not None and not row["mse"] <= (1 + LADDER) * black[best]:
-            yield (
-                "whitebox-weaker",
-                f"{name}: MSE {row['mse']:.4f}, {best} reaches {black[best]:.4f} without the edge's weights",
-            )
-
-
-def ladders(attacks: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Pairs of attacks of which one should do at least as well as the other, or not much better."""
-
-    def mse(name: str) -> float:
-        return attacks[name]["mse"]
-
-    def option(name: str, key: str, default: Any) -> Any:
-        return attacks[name].get("options", {}).get(key, default)
-
-    for small, large in siblings(attacks, "blocks", "width"):
-        sizes = [tuple(option(name, key, 0) for key in ("blocks", "width")) for name in (small, large)]
-        grew = sizes[0] != sizes[1] and all(a <= b for a, b in zip(*sizes))
-        if grew and mse(large) > (1 + LADDER) * mse(small):
-            told = f"{large}: MSE {mse(large):.4f}, the smaller {small} reaches {mse(small):.4f}"
-            yield "stronger-net-worse", told
-    for few, many in siblings(attacks, *DATA):
-        counts = [images_used(attacks[name]) for name in (few, many)]
-        if counts[0] < counts[1] and mse(many) > (1 + LADDER) * mse(few):
-            told = f"{many}: MSE {mse(many):.4f} with {counts[1]} images, {few} reaches {mse(few):.4f} with {counts[0]}"
-            yield "more-data-worse", told
-    for one, several in siblings(attacks, "repeats"):
-        seen = releases(attacks[several])
-        if releases(attacks[one]) == 1 < seen <= RELEASES and mse(several) < (1 - AVERAGING) * mse(one):
-            told = f"{several}: MSE {mse(several):.4f} from {seen} releases, {one} reaches {mse(one):.4f} from one"
-            yield "averaging-hole", told
-    for blind, aware in siblings(attacks, "mask"):
-        if option(aware, "mask", False) and not option(blind, "mask", False) and mse(aware) < (1 - MASK) * mse(blind):
-            yield "mask-aware-gap", f"{aware}: MSE {mse(aware):.4f}, {blind} reaches {mse(blind):.4f} without the mask"
-
-
-def bounds_broken(attacks: dict[str, dict[str, Any]], proofs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Not by the worst case over attacks: that chooses by the image itself, which no attacker that a bound speaks of can do."""
-    for proof in proofs:
-        if proof["unit"] != "MSE" or not proof["proved"]:
+@flag(
+    "whitebox-weaker",
+    raised_if="the MSE of an attack that has the edge's weights lies more than 2 % above that of the best attack without them "
+    "that knew no more in any other way: releases, label, cloud weights, captured features, images of its own",
+    why="who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
+    do="give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
+)
+def whitebox_weaker(evidence: Evidence) -> Iterator[str]:
+    black = {name: attack for name, attack in evidence.attacks.items() if not attack.threat.encoder_weights}
+    for name, white in evidence.attacks.items():
+        if name in black:
             continue
-        for name, row in attacks.items():
-            error = (row["mse_ci95"][1] - row["mse"]) / 1.96 if "mse_ci95" in row else 0.0
-            if releases(row) <= proof["holds_for"] and row["mse"] + DOUBT * error < proof["value"]:
-                claim = f"{proof['name']} claims at least {proof['value']:.4f} for {proof['holds_for']} releases"
-                yield "bound-violated", f"{name}: MSE {row['mse']:.4f}, {claim}"
+        rivals = {
+            other: attack.mse
+            for other, attack in black.items()
+            if attack.finite and attack.threat.knows_no_more_than(white.threat)
+        }
+        best = min(rivals, key=rivals.__getitem__, default=None)
+        if best is not None and not white.mse <= (1 + LADDER) * rivals[best]:
+            yield f"{name}: MSE {white.mse:.4f}, {best} reaches {rivals[best]:.4f} without the edge's weights"
 
 
-def raised(
-    attacks: dict[str, dict[str, Any]],
-    ceiling: float,
-    acting: dict[str, bool],
-    cem_steps: int | None,
-    cem_inactive: int,
-    collapsed: Sequence[float] = (),
-    loss_share: float | None = None,
-    proofs: Sequence[dict[str, Any]] = (),
-    shifted: str | None = None,
-) -> list[dict[str, str]]:
-    """The flags of one run, each with what raised it; `cem_steps` is None for a run without CEM.
+def twins(attacks: Mapping[str, AttackResult], *apart: str) -> Iterator[tuple[str, AttackResult, str, AttackResult]]:
+    """Ordered pairs of attacks that have a number and differ in nothing but the options `apart`, with their names."""
 
-    `collapsed`: of each epoch in which CEM acted, the share of the classes whose attention had collapsed, if it has one.
-    `loss_share`: CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare.
-    `proofs`: the certificates of `metrics.bounds`, as tables. `shifted`: how what is sent differs from training's.
-    """
-    found: list[tuple[str, str]] = []
-    for name, row in attacks.items():
-        if not row["mse"] <= 1.01 * ceiling:  # written so that NaN, an attack that diverged, raises it too
-            found.append(("beaten-by-mean", f"{name}: MSE {row['mse']:.4f}, the mean image's is {ceiling:.4f}"))
-        errors = row.get("held_out") or row.get("losses", [])
-        if still_falling(errors):
-            found.append(("attack-not-converged", f"{name}: its error still falls after {len(errors)} epochs"))
-    strongest = min((row["mse"] for row in attacks.values() if isfinite(row["mse"])), default=ceiling)
-    if attacks and strongest > 0.9 * ceiling:
-        found.append(
-            ("metric-ceiling", f"the strongest attack reaches {strongest / ceiling:.0%} of the mean image's MSE")
-        )
-    found += [*white_boxes(attacks), *ladders(attacks), *bounds_broken(attacks, proofs)]
-    for name, row in attacks.items():
-        if (gain := row.get("facts", {}).get("eot_gain", 0.0)) > EOT:
-            found.append(("gradient-masked", f"{name}: averaged gradients lower its error by {gain:.0%}"))
-    if shifted is not None:
-        found.append(("channel-off-at-inference", shifted))
-    found += [("defence-inactive", f"{name} changes nothing") for name, acts in acting.items() if not acts]
-    if cem_steps == 0:
-        found.append(("defence-inactive", "CEM never acted: its warm-up is as long as the training"))
-    elif cem_steps is not None and cem_inactive > 0.5 * cem_steps:
-        found.append(("defence-inactive", f"CEM's gradient was zero in {cem_inactive} of {cem_steps} steps"))
-    late = last_third(collapsed)
-    if late > COLLAPSED:
-        found.append(
-            ("attention-collapsed", f"collapsed in {late:.0%} of the classes, over the last third of the epochs")
-        )
-        if loss_share is not None and loss_share < 0.01:
-            told = f"CEM's loss ended at {loss_share:.2%} of that with equal weights: its attention has collapsed"
-            found.append(("defence-inactive", told))
-    return [{"flag": name, "detail": detail} for name, detail in found]
+    def kind(attack: AttackResult) -> dict[str, Any]:
+        facts = attack.options | {"method": attack.method, "auxiliary_images": attack.auxiliary_images}
+        return {key: value for key, value in facts.items() if key not in {"label", "attempt", *apart}}
+
+    finite = [(name, attack) for name, attack in attacks.items() if attack.finite]
+    return ((a, one, b, two) for (a, one), (b, two) in permutations(finite, 2) if kind(one) == kind(two))
+
+
+@flag(
+    "stronger-net-worse",
+    raised_if="of two decoders that differ in nothing but size, the larger one's MSE is more than 2 % higher",
+    why="the ladder should fall and then level off; a large net that does worse was not trained to its end",
+    do="train it longer, lower its learning rate, or give it more images",
+)
+def stronger_net_worse(evidence: Evidence) -> Iterator[str]:
+    for small, one, large, two in twins(evidence.attacks, "blocks", "width"):
+        sizes = [[attack.options.get(key, 0) for key in ("blocks", "width")] for attack in (one, two)]
+        grew = sizes[0] != sizes[1] and all(a <= b for a, b in zip(*sizes))
+        if grew and two.mse > (1 + LADDER) * one.mse:
+            yield f"{large}: MSE {two.mse:.4f}, the smaller {small} reaches {one.mse:.4f}"
+
+
+@flag(
+    "more-data-worse",
+    raised_if="of two attacks that differ in nothing but the number of their own images, the one with more has a MSE over 2 % "
+    "higher",
+    why="more images cannot hurt an attack that works; its number is no measure of the defence",
+    do="train it longer, and look whether its images are of the same distribution",
+)
+def more_data_worse(evidence: Evidence) -> Iterator[str]:
+    for few, one, many, two in twins(evidence.attacks, "images", "auxiliary_images"):
+        less, more = one.images_used, two.images_used
+        if less < more and two.mse > (1 + LADDER) * one.mse:
+            yield f"{many}: MSE {two.mse:.4f} with {more} images, {few} reaches {one.mse:.4f} with {less}"
+
+
+AVERAGING, RELEASES = 0.1, 16
+
+
+@flag(
+    "averaging-hole",
+    raised_if="seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %",
+    why="fresh noise at every release averages out: whoever sends an image twice sends it with less noise",
+    do="send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
+)
+def averaging_hole(evidence: Evidence) -> Iterator[str]:
+    for single, one, several, two in twins(evidence.attacks, "repeats"):
+        seen = two.threat.observations
+        if one.threat.observations == 1 < seen <= RELEASES and two.mse < (1 - AVERAGING) * one.mse:
+            yield f"{several}: MSE {two.mse:.4f} from {seen} releases, {single} reaches {one.mse:.4f} from one"
+
+
+EOT = 0.05
+
+
+@flag(
+    "gradient-masked",
+    raised_if="averaging gradients over draws of the defence (EoT) lowers the error by more than 5 % against single draws",
+    why="single-draw attacks fail on the defence's randomness and not on lack of information",
+    do="believe only attacks with EoT; raise its draws until the gain is gone",
+)
+def gradient_masked(evidence: Evidence) -> Iterator[str]:
+    for name, attack in evidence.attacks.items():
+        if (gain := attack.facts.get("eot_gain", 0.0)) > EOT:
+            yield f"{name}: averaged gradients lower its error by {gain:.0%}"
+
+
+DOUBT = 3.0
+"""Standard errors by which a mean must lie below a bound before the bound counts as broken."""
+
+
+@flag(
+    "bound-violated",
+    raised_if="an attack's mean MSE lies, by more than 3 standard errors, below a bound that is proved for as many releases as "
+    "it saw",
+    why="the bound, or an assumption under it, is wrong; a certificate that one attack breaks certifies nothing",
+    do="do not publish the bound; check its assumptions (distribution, sigma, releases) on this run",
+)
+def bound_violated(evidence: Evidence) -> Iterator[str]:
+    """The worst case over attacks is not held against a bound: it chooses by the image itself, which no attacker can do."""
+    for bound in evidence.certificates:
+        if bound.unit != "MSE" or not bound.proved:
+            continue
+        for name, attack in evidence.attacks.items():
+            broken = attack.mse + DOUBT * attack.standard_error < bound.value
+            if broken and attack.threat.observations <= bound.holds_for:
+                claim = f"{bound.name} claims at least {bound.value:.4f} for {bound.holds_for} releases"
+                yield f"{name}: MSE {attack.mse:.4f}, {claim}"
+
+
+MASK = 0.05
+
+
+@flag(
+    "mask-aware-gap",
+    raised_if="telling an attack which entries were zeroed lowers its MSE by more than 5 %",
+    why="the pattern of zeros is sent too and tells about the image; attacks that ignore it underestimate the leak",
+    do="count the mask-aware attack; fill zeroed entries with noise instead of zeros",
+)
+def mask_aware_gap(evidence: Evidence) -> Iterator[str]:
+    for blind, one, aware, two in twins(evidence.attacks, "mask"):
+        told = two.options.get("mask", False) and not one.options.get("mask", False)
+        if told and two.mse < (1 - MASK) * one.mse:
+            yield f"{aware}: MSE {two.mse:.4f}, {blind} reaches {one.mse:.4f} without the mask"
+
+
+@flag(
+    "channel-off-at-inference",
+    raised_if="on the same z the channel sends something of another mean or spread in eval() than in train()",
+    why="what was measured is not what the cloud was trained with: a defence that stops at inference protects nothing",
+    do="make send ignore self.training, as splitveil's own defences do; nn.Dropout does not",
+)
+def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
+    if evidence.mode_difference is not None:
+        yield evidence.mode_difference

@@ -13,7 +13,7 @@ reference, and is the most that can be hoped for. Identity: the cosine of f(x) a
 all test images for the one nearest to x^:
 
     same_image       it is x itself
-    same_identity    x left out, it is another image of the same identity; NaN where the test images hold no other
+    same_identity    among all but x, it is an image of the same identity; NaN where the test images hold no other
 
 The cosine's own zero is `others`, that of f(x^) and the images of everybody else.
 
@@ -43,7 +43,7 @@ SCALE = 16.0
 """s, about the smallest with which a softmax over hundreds of cosines can be sure."""
 BATCH = 500
 EPOCHS, STEPS = 5, 100
-"""How long a judge learns: so many passes, and more where these are fewer steps."""
+"""How long a judge learns: so many passes, or as many more as it takes to make so many steps."""
 
 
 def by_identity(part: ImageSet) -> ImageSet:
@@ -82,7 +82,7 @@ def trunk(channels: int, width: int) -> nn.Sequential:
 
 
 def train(net: nn.Module, images: DeviceImages, seed: int, epochs: int, flip: bool, batch: int, lr: float) -> None:
-    """Adam with a cosine; one recorded step on a GPU."""
+    """Train with AdamW and a cosine schedule; on a GPU one step is recorded and replayed."""
     device = images.device
     gpu = device.type == "cuda"
     adam = torch.optim.AdamW(net.parameters(), lr_on(device, lr), weight_decay=0.05, capturable=gpu, fused=gpu)
@@ -164,7 +164,7 @@ class Identified(NamedTuple):
 def search(gallery: Tensor, queries: Tensor, identity: Tensor) -> Identified:
     """Queries [n, d], embedded reconstructions of the images at their places in the gallery [n, d]; rows of length 1.
 
-    For the reference give the gallery in the place of the queries.
+    The reference, what the images themselves score, is a search for the gallery in the gallery.
     """
     cosine = (gallery * queries).sum(1)
     image, person = torch.empty_like(cosine), torch.empty_like(cosine)

@@ -1,13 +1,13 @@
-"""The judges of a run: trained once on the attacker's images, kept beside the run folders, asked about every reconstruction.
+"""The judges of a run: they are trained once on the attacker's images, kept beside the run folders, and see every reconstruction.
 
-    runs/.judges/classifier-3f0c….safetensors    of these images, this seed and these settings; may be deleted at any time
+    runs/.judges/classifier-3f0c….safetensors    one file for the same images, seed and settings; may be deleted at any time
 
     recognised                the judge puts x^ into the class of x                               bool
     recognised_original       it does so with x itself: the most that can be hoped for            bool
     identity_cosine           cosine of the embeddings of x and x^                                -1 … 1
     identity_others           the same with the images of other people: the cosine's zero
     same_image                of all test images, x is the one nearest to x^                      1 or 0
-    same_identity             x left out, the nearest shows the same person                       1, 0 or NaN
+    same_identity             of all but x, the nearest to x^ shows the same person               1, 0 or NaN
     same_identity_original    the same with x in the place of x^                                  1, 0 or NaN
 
 A judge sees the attacker's images of the run's own distribution, whatever the images of one attack or another are: all attacks
@@ -32,7 +32,7 @@ from splitveil.runs import read_tensors, write_tensors
 
 SHELF = ".judges"
 EDITION = 1
-"""Raise it where a change of judge.py makes other judges of the same images."""
+"""Raise it when a change of judge_network.py gives other judges for the same images."""
 
 
 def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> Judge:
@@ -60,13 +60,13 @@ def why_no_classes(splits: Splits) -> str | None:
 
 
 def shows_people(splits: Splits) -> bool:
-    """Whether an embedder can learn from the attacker's images, and there is somebody on the test images."""
+    """True if an embedder can learn from the attacker's images and there is somebody on the test images."""
     known = splits.auxiliary.identities
     return splits.test.identities is not None and known is not None and known.min() < known.max()
 
 
 def attributes(part: ImageSet) -> dict[str, Tensor]:
-    """What probes look for: the class, and who is on the image where that is something else."""
+    """What probes look for: the class, and who is on the image where the class does not say it."""
     found = {"class": torch.from_numpy(part.labels)}
     if part.identities is not None:
         people = torch.from_numpy(by_identity(part).labels)
@@ -77,7 +77,7 @@ def attributes(part: ImageSet) -> dict[str, Tensor]:
 
 
 class Panel:
-    """The judges of a run, and what they make of the test images themselves."""
+    """The judges of a run, and what they say of the test images themselves."""
 
     def __init__(self, splits: Splits, device: torch.device, seed: int, shelf: Path) -> None:
         test = DeviceImages(splits.test, device)
@@ -94,7 +94,7 @@ class Panel:
             self.same_identity = search(self.gallery, self.gallery, self.people).same_identity
 
     def rows(self, rebuilt: Tensor) -> dict[str, Tensor]:
-        """What they make of reconstructions: one value for each test image."""
+        """What the judges say of reconstructions: one value for each test image."""
         found: dict[str, Tensor] = {}
         if self.classifier is not None:
             seen = self.classifier.classify(rebuilt) == self.labels

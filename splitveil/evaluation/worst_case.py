@@ -2,15 +2,17 @@
 
     worst_i = min_a MSE(a, i),  max_a SSIM(a, i),  max_a PSNR(a, i)          a attack, i test image
 
-The mean says what the average user risks, the 5 % quantile what the unluckiest twentieth does. Intervals over images come from
-resampling images; they hold for these weights. Intervals over seeds come from resampling whole target runs, attackers averaged
-inside each target; they hold for the recipe. n images, t targets.
+The mean says what the average user risks, the 5 % quantile what the unluckiest twentieth risks. Intervals over images come from
+resampling images; they hold for these weights. Intervals over seeds come from resampling whole target runs, after the attackers
+of each target have been averaged; they hold for the recipe. n images, t targets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from splitveil.evaluation.summary import Summary, WorstCase
 
 DRAWS = 1000
 UNLUCKY = 0.05
@@ -32,18 +34,15 @@ def bootstrap(
     return float(low), float(high)
 
 
-def worst_case(tables: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -> dict[str, Any] | None:
-    """The part of summary.json about the worst case over attacks, from the rows of each; None if none gave a number.
-
-    {"mse": mean, "mse_ci95": …, "mse_q05": …, "mse_q05_ci95": …, the same of ssim and psnr with q95, "lowest": shares by attack}
-    """
+def worst_case(tables: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -> WorstCase | None:
+    """The worst case over attacks, from the rows of each; None if no attack gave a number."""
     usable = {name: rows for name, rows in tables.items() if np.isfinite(rows["mse"]).any()}
     if not usable:
         return None
     errors = np.stack([rows["mse"] for rows in usable.values()])  # [attacks, n]
     first = np.where(np.isnan(errors), np.inf, errors).argmin(0)
     shares = np.bincount(first, minlength=len(usable)) / errors.shape[1]
-    found: dict[str, Any] = {"attacks": list(usable), "n_images": errors.shape[1]}
+    found: dict[str, Any] = {}
     for metric, (combine, q) in METRICS.items():
         worst = combine.reduce([rows[metric] for rows in usable.values()])  # [n]
         tail = f"{metric}_q{100 * q:02.0f}"
@@ -53,7 +52,8 @@ def worst_case(tables: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) ->
             tail: float(np.quantile(worst, q)),
             f"{tail}_ci95": bootstrap(worst, lambda drawn, q=q: np.quantile(drawn, q, axis=1), seed),
         }
-    return found | {"lowest": {name: float(share) for name, share in zip(usable, shares)}}
+    lowest = {name: float(share) for name, share in zip(usable, shares)}
+    return WorstCase(attacks=tuple(usable), n_images=errors.shape[1], lowest=lowest, **found)
 
 
 def over_targets(targets: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, tuple[float, float]]:
@@ -62,15 +62,13 @@ def over_targets(targets: Sequence[Sequence[float]], seed: int = 0) -> tuple[flo
     return float(means.mean()), bootstrap(means, lambda drawn: drawn.mean(1), seed)
 
 
-def over_seeds(
-    summaries: Sequence[dict[str, Any]], metric: str = "mse"
-) -> tuple[int, float, tuple[float, float]] | None:
-    """Targets, mean and interval of the worst case over runs of one recipe; runs with the same weights are one target.
+def over_seeds(summaries: Sequence[Summary]) -> tuple[int, float, tuple[float, float]] | None:
+    """Number of targets, mean and interval of the worst MSE over runs of one recipe; runs with the same weights are one target.
 
     None where fewer than two targets have a worst case: one run says nothing about the spread over seeds.
     """
     targets: dict[str, list[float]] = {}
     for summary in summaries:
-        if (worst := summary.get("worst_case")) is not None:
-            targets.setdefault(summary["weights_sha256"], []).append(worst[metric])
+        if summary.worst_case is not None:
+            targets.setdefault(summary.weights_sha256, []).append(summary.worst_case.mse)
     return (len(targets), *over_targets(list(targets.values()))) if len(targets) > 1 else None

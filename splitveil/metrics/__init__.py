@@ -1,7 +1,8 @@
-"""Metrics: how close a reconstruction is, what it gives away, what cannot be given away, and what a split costs.
+"""Metrics: pure functions of tensors. How close a reconstruction is, what it gives away, what cannot be given away, what a split
+costs.
 
-image       MSE, PSNR, SSIM                              residual    what is known beyond the class; errors over their ceilings
+image       MSE, PSNR, SSIM                              residual    the error within a class
 lpips       distance in AlexNet's features               probes      attributes read from z or from a reconstruction
-judge       independent networks: class and identity     bounds      certificates: what no attack can do
-leakage     bits by the rate bound                       cost        parameters, multiply-adds, bytes
+leakage     bits by the rate bound                       bounds      what no attack can do
+cost        parameters, multiply-adds, bytes
 """

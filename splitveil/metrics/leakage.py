@@ -1,7 +1,7 @@
 """What z leaks by arithmetic alone: an estimate of the rate bound in bits, and how the class variances are spread.
 
-Both need two images of a class at least. A class with one image says nothing about its spread, so it is left out, not counted as
-silent; where less than half of the images have a partner, there is no figure.
+Both need at least two images of a class. A class with one image says nothing about its spread and is left out; it is not counted
+as one that leaks nothing. Where less than half of the images have a class mate, there is no figure.
 """
 
 from math import log
@@ -16,8 +16,8 @@ from splitveil.statistics.rates import diagonal_rate, full_rate
 def rate_bits(z: Tensor, y: Tensor, classes: int, sigma: float | None, form: str = "diagonal") -> float | None:
     """The bound 1/2 log2 det(I + Cov_c / sigma^2) on I(x; z' | y) in bits an image, estimated over a whole data set.
 
-    None without Gaussian noise, where no finite bound holds, and where too few images have a partner. The covariance is that of a
-    sample (divided by m - 1); `full` needs many more images of a class than z has dimensions.
+    None without Gaussian noise, where no finite bound holds, and where too few images have a class mate. The covariance is that
+    of a sample (divided by m - 1); `full` needs many more images of a class than z has dimensions.
     """
     if sigma is None:
         return None

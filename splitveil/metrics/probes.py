@@ -29,8 +29,8 @@ ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 WIDTH, EPOCHS, SIZE, LR = 128, 30, 128, 1e-3
 """Of the mlp: hidden units, epochs, batch, Adam's learning rate."""
 FEWEST, MOST = 20, 4000
-"""Images that a probe needs, and those that a run is probed with: ridge regression takes the cube of half of them, and 2,000
-guesses are right to 2 %."""
+"""Images that a probe needs at least, and with which a run is probed at most. The time of ridge regression grows with the cube of
+half of them, and 2,000 guesses tell the accuracy to 2 %."""
 
 Guess = Callable[[Tensor], Tensor]  # [n, d] -> scores [n, k]
 

@@ -3,15 +3,14 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from splitveil.attacks.threat import SAME_DISTRIBUTION
-from splitveil.evaluation.run_attacks import weights_digest
+from splitveil.evaluation.attack_folder import weights_digest
+from splitveil.evaluation.summary import AttackResult, Summary, read_summary
 from splitveil.registry import UserError
-from splitveil.report.terminal import closest, strongest
-from splitveil.runs import SCHEMA, Run, read_json
+from splitveil.runs import Run
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Shown:
     slot: int
     """Its place in the report; decides its colour everywhere."""
     folder: Path
-    summary: dict[str, Any]
+    summary: Summary
     curves: list[dict[str, Any]]
     """One line an epoch, in order."""
     epochs: int
@@ -33,16 +32,13 @@ class Shown:
     """Digest of the weights that lie in the folder now."""
 
     @property
-    def strongest(self) -> tuple[str, dict[str, Any]] | None:
+    def strongest(self) -> AttackResult | None:
         """The attack with the lowest MSE, of those that gave a number."""
-        return strongest(self.summary)
-
-    def closest(self, metric: str) -> float:
-        return closest(self.summary, metric)
+        return self.summary.strongest
 
     @property
     def test_set(self) -> str:
-        return self.summary["splits"]["test"]["sha256"]
+        return self.summary.splits["test"].sha256
 
 
 def read_runs(folders: list[Path]) -> list[Shown]:
@@ -54,32 +50,19 @@ def read_runs(folders: list[Path]) -> list[Shown]:
     for slot, (run, summary, label) in enumerate(zip(runs, summaries, distinct_labels(summaries))):
         # A killed epoch may stand there twice: the later line counts.
         by_epoch = {line["epoch"]: line for line in run.metrics()}
-        weights = run.folder / "weights" / "last.safetensors"
         shown.append(Shown(
             label, slot, run.folder, summary, [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs,
             without_paths((run.folder / "config.toml").read_text(encoding="utf-8")),
-            weights_digest(run) if weights.exists() else None,
+            weights_digest(run.folder),
         ))  # fmt: skip
     return shown
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    if not (folder / "summary.json").exists():
-        raise UserError(f"{folder} has no summary.json; run `splitveil evaluate {folder}` first")
-    summary = read_json(folder / "summary.json")
-    if summary.get("schema") != SCHEMA:
-        raise UserError(
-            f"{folder}/summary.json has schema {summary.get('schema')}, this splitveil reads {SCHEMA}; "
-            f"run `splitveil evaluate {folder}` again"
-        )
-    return summary
-
-
-def distinct_labels(summaries: list[dict[str, Any]]) -> list[str]:
-    """Names; where they repeat with the seed, and where that repeats too with a number."""
-    labels = [summary["name"] for summary in summaries]
+def distinct_labels(summaries: list[Summary]) -> list[str]:
+    """The runs' names; where they repeat, with the seed, and where that repeats too, with a number."""
+    labels = [summary.name for summary in summaries]
     if len(set(labels)) < len(labels):
-        labels = [f"{summary['name']}, seed {summary['seed']}" for summary in summaries]
+        labels = [f"{summary.name}, seed {summary.seed}" for summary in summaries]
     seen: Counter[str] = Counter()
     for i, label in enumerate(labels):
         seen[label] += 1
@@ -131,76 +114,62 @@ def verdict(runs: list[Shown]) -> tuple[str, str]:
             "These runs did not face the same attacks, so they are not ranked.",
             "A run that met only weak attacks would look private; compare the rows of one attack below.",
         )
-    first = attacked[0]
-    least = max(attacked, key=_strongest_mse)
+    first, least = attacked[0], max(attacked, key=lambda run: best_attack(run).mse)
     if least is first:
         return f"No other run leaks less than {first.label}, the first.", alone(first)[1]
-    ratio = _strongest_mse(least) / _strongest_mse(first) if _strongest_mse(first) else float("inf")
+    ours, theirs = best_attack(least), best_attack(first)
+    ratio = ours.mse / theirs.mse if theirs.mse else float("inf")
     times = f"{ratio:.1f} times" if ratio >= 1.1 else f"{ratio:.2f} times"
-    overlap = (
-        "; the 95 % intervals overlap"
-        if meet(_strongest_row(least)["mse_ci95"], _strongest_row(first)["mse_ci95"])
-        else ""
-    )
+    overlap = "; the 95 % intervals overlap" if meet(ours.mse_ci95, theirs.mse_ci95) else ""
     detail = (
-        f"The strongest attack on it ({_strongest_name(least)}) is left with {times} the error of the strongest on {first.label} "
-        f"(MSE {small(_strongest_mse(least))} against {small(_strongest_mse(first))}{overlap}). That is {of_ceiling(least)}."
+        f"The strongest attack on it ({ours.attack}) is left with {times} the error of the strongest on {first.label} "
+        f"(MSE {small(ours.mse)} against {small(theirs.mse)}{overlap}). That is {of_ceiling(least)}."
     )
     return f"{least.label} leaks least, {price(least, first)}.", detail
 
 
+def best_attack(run: Shown) -> AttackResult:
+    """The strongest attack on a run that was attacked."""
+    assert run.strongest is not None
+    return run.strongest
+
+
 def alone(run: Shown) -> tuple[str, str]:
-    name, row = run.strongest or ("", {})
-    others = len(run.summary["attacks"])
+    """The verdict on a single run."""
+    best, others = best_attack(run), len(run.summary.attacks)
     which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
     return (
-        f"Against {run.label} the best reconstruction has an MSE of {small(row['mse'])}, {of_ceiling(run)}.",
-        f"It comes from {name}, {which}; the model is right on {percent(run.summary['accuracy'])} % of the test images.",
+        f"Against {run.label} the best reconstruction has an MSE of {small(best.mse)}, {of_ceiling(run)}.",
+        f"It comes from {best.attack}, {which}; the model is right on {percent(run.summary.accuracy)} % of the test images.",
     )
 
 
 def of_ceiling(run: Shown) -> str:
-    share = _strongest_mse(run) / run.summary["ceiling_mse"]
+    share = best_attack(run).mse / run.summary.ceiling_mse
     return f"{100 * share:.0f} % of the error of an attacker who sees nothing"
 
 
 def price(run: Shown, first: Shown) -> str:
     """What a run costs in accuracy against the first."""
-    here, there = percent(run.summary["accuracy"]), percent(first.summary["accuracy"])
+    here, there = percent(run.summary.accuracy), percent(first.summary.accuracy)
     points = round(there - here, 1)
     if points == 0:
         return f"at the accuracy of {first.label} ({here} %)"
-    overlap = (
-        "; the 95 % intervals overlap" if meet(run.summary["accuracy_ci95"], first.summary["accuracy_ci95"]) else ""
-    )
+    overlap = "; the 95 % intervals overlap" if meet(run.summary.accuracy_ci95, first.summary.accuracy_ci95) else ""
     change = "at a cost of" if points > 0 else "and gains"
     unit = "point" if abs(points) == 1 else "points"
     return f"{change} {abs(points)} {unit} of accuracy against {first.label} ({here} % against {there} %{overlap})"
 
 
-def meet(a: list[float], b: list[float]) -> bool:
-    """Whether two intervals have a number in common."""
+def meet(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """True if two intervals have a number in common."""
     return a[0] <= b[1] and b[0] <= a[1]
 
 
 def faced(run: Shown) -> dict[str, Any]:
     """The attacks that gave a number, with their settings."""
-    usual = {"auxiliary": SAME_DISTRIBUTION}  # there was no such option once
-    return {name: usual | row["options"] for name, row in run.summary["attacks"].items() if isfinite(row["mse"])}
-
-
-def _strongest_row(run: Shown) -> dict[str, Any]:
-    assert run.strongest is not None
-    return run.strongest[1]
-
-
-def _strongest_mse(run: Shown) -> float:
-    return _strongest_row(run)["mse"]
-
-
-def _strongest_name(run: Shown) -> str:
-    assert run.strongest is not None
-    return run.strongest[0]
+    usual = {"auxiliary": SAME_DISTRIBUTION}  # what it was before there was such an option
+    return {name: usual | attack.options for name, attack in run.summary.attacks.items() if attack.finite}
 
 
 def guarantees(runs: list[Shown]) -> list[tuple[Shown, str, list[dict[str, float]]]]:
@@ -208,33 +177,33 @@ def guarantees(runs: list[Shown]) -> list[tuple[Shown, str, list[dict[str, float
     return [
         (run, name, report["guarantees"])
         for run in runs
-        for name, report in zip(run.summary["defences"], run.summary.get("reports", []))
+        for name, report in zip(run.summary.defences, run.summary.reports)
         if report.get("guarantees")
     ]
 
 
 def judged(runs: list[Shown]) -> bool:
-    """Whether a judge has looked at a reconstruction of any of them."""
-    return any(row.get("recognised") is not None for run in runs for row in run.summary["attacks"].values())
+    """True if a judge has looked at a reconstruction of any of them."""
+    return any(attack.recognised is not None for run in runs for attack in run.summary.attacks.values())
 
 
 def probed(runs: list[Shown]) -> list[tuple[Shown, list[tuple[str, str, dict[str, float]]]]]:
     """(run, (what was probed, for which attribute, accuracies)) of what is sent and of what the strongest attack rebuilds."""
     found = []
     for run in runs:
-        places = {"what is sent": run.summary.get("probes", {})}
+        places = {"what is sent": run.summary.probes}
         if run.strongest is not None:
-            places[f"what {run.strongest[0]} rebuilds"] = run.strongest[1].get("probes", {})
+            places[f"what {run.strongest.attack} rebuilds"] = run.strongest.probes
         rows = [(place, attribute, row) for place, known in places.items() for attribute, row in known.items()]
         if rows:
             found.append((run, rows))
     return found
 
 
-def people(runs: list[Shown]) -> list[tuple[Shown, dict[str, dict[str, Any]]]]:
+def people(runs: list[Shown]) -> list[tuple[Shown, dict[str, AttackResult]]]:
     """(run, its attacks) where somebody is on the images."""
     found = [
-        (run, {n: row for n, row in run.summary["attacks"].items() if row.get("identity_cosine") is not None})
+        (run, {name: row for name, row in run.summary.attacks.items() if row.identity_cosine is not None})
         for run in runs
     ]
     return [(run, attacks) for run, attacks in found if attacks]
@@ -251,16 +220,16 @@ def cautions(runs: list[Shown]) -> list[str]:
             "compare the rows of one attack, not the strongest ones."
         )
     for run in runs:
-        weights = run.summary["weights_sha256"]
-        if not run.summary["attacks"]:
+        weights = run.summary.weights_sha256
+        if not run.summary.attacks:
             found.append(f"{run.label} was not attacked: nothing is known about what it leaks.")
         if run.curves and len(run.curves) < run.epochs:
             found.append(f"{run.label} has been trained for {len(run.curves)} of its {run.epochs} epochs.")
         if run.weights_now not in (None, weights):
             found.append(f"{run.label} has been trained further since it was measured: attack and evaluate it again.")
-        for name, row in run.summary["attacks"].items():
-            if row["weights_sha256"] != weights:
+        for name, attack in run.summary.attacks.items():
+            if attack.weights_sha256 != weights:
                 found.append(f"{name} attacked other weights of {run.label} than were measured: attack it again.")
-            if not isfinite(row["mse"]):
+            if not attack.finite:
                 found.append(f"{name} against {run.label} gave no number; it is left out of the comparison.")
     return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from splitveil.registry import SURROGATES
-from splitveil.report.facts import Shown
+from splitveil.report.facts import Shown, best_attack
 from splitveil.surrogates.shared.quantities import COMMON, Quantity
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def decades(axes: "Axes", series: list[np.ndarray]) -> None:
 
 def histogram(run: Shown, tallest: float) -> str:
     """Shares of (class, dimension) pairs over log10 of their variance, with tau and the noise's variance where there are any."""
-    low, high, bins = run.summary["histogram_range"]
+    low, high, bins = run.summary.histogram_range
     share = shares(run)
     figure, axes = panel(340, 170, left=40, top=22)
     edges = np.linspace(low, high, int(bins) + 1)
@@ -227,7 +227,7 @@ def histogram(run: Shown, tallest: float) -> str:
     axes.set_xticks(np.arange(low, high + 1, 2), [power(e) for e in np.arange(low, high + 1, 2)])
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.locator_params(axis="y", nbins=4)
-    lines = {"τ": run.summary["tau"], "σ²": None if run.summary["sigma"] is None else run.summary["sigma"] ** 2}
+    lines = {"τ": run.summary.tau, "σ²": None if run.summary.sigma is None else run.summary.sigma**2}
     drawn = sorted((log10(value), name) for name, value in lines.items() if value)
     for i, (at, name) in enumerate(drawn):
         at = min(max(at, low), high)
@@ -243,7 +243,7 @@ def histogram(run: Shown, tallest: float) -> str:
 
 
 def shares(run: Shown) -> np.ndarray:
-    counts = np.array(run.summary["variance_histogram"], dtype=float)
+    counts = np.array(run.summary.variance_histogram, dtype=float)
     return counts / max(counts.sum(), 1)
 
 
@@ -270,12 +270,11 @@ def trade_off(runs: list[Shown]) -> str | None:
     figure, axes = panel(500, 330, left=54, bottom=44)
     points = []
     for run in attacked:
-        _, row = run.strongest or ("", {})
-        ceiling = run.summary["ceiling_mse"]
-        x, y = row["mse"] / ceiling, 100 * run.summary["accuracy"]
+        best, ceiling, accuracy = best_attack(run), run.summary.ceiling_mse, run.summary.accuracy_ci95
+        x, y = best.mse / ceiling, 100 * run.summary.accuracy
         points.append((x, y))
-        across = [[max(x - row["mse_ci95"][0] / ceiling, 0)], [max(row["mse_ci95"][1] / ceiling - x, 0)]]
-        up = [[y - 100 * run.summary["accuracy_ci95"][0]], [100 * run.summary["accuracy_ci95"][1] - y]]
+        across = [[max(x - best.mse_ci95[0] / ceiling, 0)], [max(best.mse_ci95[1] / ceiling - x, 0)]]
+        up = [[y - 100 * accuracy[0]], [100 * accuracy[1] - y]]
         axes.errorbar(x, y, up, np.nan_to_num(across), color=colour(run.slot), marker=marker(run.slot), markersize=7,
                       elinewidth=1.2, zorder=3)  # fmt: skip
     best = [points[i] for i in front(points)]

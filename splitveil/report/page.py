@@ -1,4 +1,4 @@
-"""The page: facts, figures and pictures put into report.html, everything a run wrote escaped."""
+"""The page: puts facts, figures and pictures into report.html and escapes everything that a run wrote."""
 
 from collections.abc import Callable
 from importlib.resources import files
@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any
 
 from splitveil.evaluation.flags import FLAGS
+from splitveil.evaluation.summary import AttackResult
 from splitveil.report import figures
 from splitveil.report.facts import Shown, cautions, guarantees, judged, people, percent, probed, small, verdict
 from splitveil.report.pictures import Grid, grids
@@ -28,7 +29,7 @@ def page(runs: list[Shown]) -> str:
         headline=headline,
         detail=detail,
         cautions=cautions(runs),
-        grids=grids([(run, run.strongest[0]) for run in runs if run.strongest is not None]),
+        grids=grids([(run, run.strongest) for run in runs if run.strongest is not None]),
         by_attack=by_attack(runs),
         same_test=len({run.test_set for run in runs}) == 1,
         threats=threats(runs),
@@ -36,8 +37,8 @@ def page(runs: list[Shown]) -> str:
         judged=judged(runs),
         probed=probed(runs),
         people=people(runs),
-        worst_cases=[(run, run.summary["worst_case"]) for run in runs if run.summary.get("worst_case")],
-        skipped=[(run, name, why) for run in runs for name, why in run.summary.get("skipped", {}).items()],
+        worst_cases=[(run, run.summary.worst_case) for run in runs if run.summary.worst_case],
+        skipped=[(run, name, why) for run in runs for name, why in run.summary.skipped.items()],
         trade_off=trade_off and Markup(trade_off),
         curves=[(title, text, Markup(drawing)) for title, text, drawing in figures.curves(runs)],
         inside=[(title, text, Markup(drawing)) for title, text, drawing in inside],
@@ -72,24 +73,23 @@ FILTERS: dict[str, Callable[..., str]] = {
 
 def by_attack(runs: list[Shown]) -> dict[str, list[Grid]]:
     """The pictures of every attack, each with all runs that faced it."""
-    names = dict.fromkeys(name for run in runs for name in run.summary["attacks"])
-    return {name: grids([(run, name) for run in runs if name in run.summary["attacks"]]) for name in names}
+    faced: dict[str, list[tuple[Shown, AttackResult]]] = {}
+    for run in runs:
+        for name, attack in run.summary.attacks.items():
+            faced.setdefault(name, []).append((run, attack))
+    return {name: grids(chosen) for name, chosen in faced.items()}
 
 
 def threats(runs: list[Shown]) -> list[tuple[str, dict[str, str]]]:
     """What each attack knows; an attack stands here twice if it knew more in one run than in another."""
-    found: list[tuple[str, dict[str, str]]] = []
-    for run in runs:
-        for name, row in run.summary["attacks"].items():
-            if (name, row["threat"]) not in found:
-                found.append((name, row["threat"]))
-    return found
+    every = [(name, attack.threat) for run in runs for name, attack in run.summary.attacks.items()]
+    return [(name, threat.describe()) for name, threat in dict.fromkeys(every)]
 
 
 def flags(runs: list[Shown]) -> list[dict[str, Any]]:
     """Each raised flag once, with where it was raised and what to do about it."""
     where: dict[str, list[tuple[Shown, str]]] = {}
     for run in runs:
-        for flag in run.summary["flags"]:
-            where.setdefault(flag["flag"], []).append((run, flag["detail"]))
+        for raised in run.summary.flags:
+            where.setdefault(raised.flag, []).append((run, raised.detail))
     return [{"name": name, "known": FLAGS.get(name), "where": places} for name, places in where.items()]

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from splitveil.evaluation.run_attacks import read_samples
+from splitveil.evaluation.attack_folder import read_samples
+from splitveil.evaluation.summary import AttackResult
 from splitveil.registry import UserError
 from splitveil.report.facts import Shown
 
@@ -31,9 +32,7 @@ class Strip:
 @dataclass(frozen=True)
 class Row:
     run: Shown
-    attack: str
-    mse: float
-    ssim: float
+    attack: AttackResult
     strip: Strip
 
 
@@ -71,21 +70,21 @@ def _as_arrays(images: Tensor) -> np.ndarray:
     return images[:, 0].numpy() if images.shape[1] == 1 else images.permute(0, 2, 3, 1).numpy()
 
 
-def load(run: Shown, attack: str) -> dict[str, Tensor]:
-    folder = run.folder / "attacks" / f"{attack}-{run.summary['attacks'][attack]['seed']}"
+def load(run: Shown, attack: AttackResult) -> dict[str, Tensor]:
+    folder = run.folder / "attacks" / f"{attack.attack}-{attack.seed}"
     if not (folder / "samples.safetensors").exists():
         raise UserError(f"{folder} has no samples.safetensors; run `splitveil attack {run.folder}` again")
     return read_samples(folder)
 
 
-def grids(chosen: list[tuple[Shown, str]]) -> list[Grid]:
+def grids(chosen: list[tuple[Shown, AttackResult]]) -> list[Grid]:
     """A row for each (run, attack); rows share a grid only if they rebuild the very same images."""
     found: dict[tuple[tuple[int, ...], bytes], Grid] = {}
     for run, attack in chosen:
-        samples, facts = load(run, attack), run.summary["attacks"][attack]
+        samples = load(run, attack)
         original = samples["original"]
         key = tuple(original.shape), original.numpy().tobytes()
         if key not in found:
             found[key] = Grid(len(original), max(original.shape[2:]) > LARGEST, strip(original), [])
-        found[key].rows.append(Row(run, attack, facts["mse"], facts["ssim"], strip(samples["rebuilt"])))
+        found[key].rows.append(Row(run, attack, strip(samples["rebuilt"])))
     return list(found.values())

@@ -17,7 +17,7 @@ from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluation.run_attacks import observe
+from splitveil.evaluation.score import observe
 from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.models.decoder import res_decoder
 from splitveil.registry import UserError

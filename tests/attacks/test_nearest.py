@@ -8,7 +8,7 @@ from splitveil.attacks.threat import grant
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluation.run_attacks import observe
+from splitveil.evaluation.score import observe
 from splitveil.metrics.image import mse
 from splitveil.split_model import SplitModel
 

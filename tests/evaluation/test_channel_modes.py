@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.defences import Defence
-from splitveil.evaluation.channel_modes import shift
+from splitveil.evaluation.channel_modes import mode_difference
 from splitveil.registry import DEFENCES
 from splitveil.training.build import build_parts, build_splits
 
@@ -25,7 +25,7 @@ def test_every_defence_sends_the_same_in_training_and_at_inference(name: str, pi
     parts.model.eval()
     x = torch.from_numpy(splits.test.images[:32]).float() / 255
     with torch.no_grad():
-        assert shift(parts.channel, parts.model.edge(x), x) is None
+        assert mode_difference(parts.channel, parts.model.edge(x), x) is None
 
 
 class Planted(Defence):
@@ -42,10 +42,10 @@ class Planted(Defence):
 
 
 def test_noise_that_is_small_beside_z_is_missed_too_when_it_stops() -> None:
-    told = shift(Channel([Planted(1e-3, (True,))]), Z, X)
+    told = mode_difference(Channel([Planted(1e-3, (True,))]), Z, X)
     assert told is not None
     assert "the spread of what the channel does to z is 0 in eval(), 0.00" in told
-    assert "the mean" in (shift(Channel([Planted(0.0, (True,), offset=0.1)]), Z, X) or "")
+    assert "the mean" in (mode_difference(Channel([Planted(0.0, (True,), offset=0.1)]), Z, X) or "")
 
 
 def test_looking_changes_neither_the_channel_nor_the_random_numbers() -> None:
@@ -53,7 +53,7 @@ def test_looking_changes_neither_the_channel_nor_the_random_numbers() -> None:
     channel.eval()
     before = {name: value.clone() for name, value in channel.state_dict().items()}
     state = torch.get_rng_state()
-    assert shift(channel, Z, X) is None
+    assert mode_difference(channel, Z, X) is None
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in channel.state_dict().items())
     assert not any(part.training for part in channel.modules())

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,12 @@ from scipy import stats
 from torch import Tensor
 
 from splitveil.cli.arguments import parse
+from splitveil.data import ImageSet
+from splitveil.data.loader import DeviceImages
 from splitveil.defences import Batch, Defence, build
-from splitveil.evaluation.evaluate import collapse_of, evaluate_run, wilson
+from splitveil.evaluation.evaluate import ceiling_mse, collapse_of, evaluate_run, wilson
 from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.summary import read_summary
 from splitveil.training.run import train_run
 
 
@@ -23,6 +25,16 @@ def test_the_wilson_interval_is_scipys(counts: tuple[int, int]) -> None:
     low, high = wilson(correct, total)
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-4)
     assert -1e-12 <= low < high <= 1 + 1e-12
+
+
+def test_the_ceiling_is_the_error_of_the_mean_of_the_attackers_images() -> None:
+    rng = np.random.default_rng(0)
+    auxiliary, test = (rng.integers(0, 256, (n, 1, 4, 4), dtype=np.uint8) for n in (12, 9))
+    parts = [
+        DeviceImages(ImageSet(part, np.arange(len(part)) % 3, tuple("abc")), torch.device("cpu"))
+        for part in (auxiliary, test)
+    ]
+    assert ceiling_mse(*parts) == pytest.approx(np.square(test / 255 - auxiliary.mean(0) / 255).mean(), rel=1e-5)
 
 
 class Pull(Defence):
@@ -69,7 +81,7 @@ def test_a_run_whose_attention_collapsed_is_flagged(small: list[str], tmp_path: 
     attack_run(run, splits, device)
 
     def flags() -> set[str]:
-        return {flag["flag"] for flag in evaluate_run(run, splits, device)["flags"]}
+        return set(evaluate_run(run, splits, device).flag_names)
 
     assert not flags() & {"attention-collapsed", "defence-inactive"}
     lines = run.metrics()
@@ -86,15 +98,15 @@ def test_the_summary_has_what_each_defence_reports_of_what_was_sent(small: list[
     run, splits, device = train_run(tmp_path, parse([*plain, *stack]))
     attack_run(run, splits, device)
     summary = evaluate_run(run, splits, device)
-    assert summary["defences"] == ["bottleneck", "local_dp"]
-    first, second = summary["reports"]
+    assert summary.defences == ("bottleneck", "local_dp")
+    first, second = summary.reports
     assert first == {}
     assert second["guarantees"][0]["epsilon"] == pytest.approx(20)
-    assert second["sigma"] == pytest.approx(summary["sigma"])
+    assert second["sigma"] == pytest.approx(summary.sigma)
     assert 0 <= second["clipping_rate"] <= 1
     # sum_d log(1 + v_d / sigma^2) <= sum_d v_d / sigma^2 <= (bound / sigma)^2, but for m / (m - 1) in the sample variance
-    assert 0 < summary["bits"] < 1.1 * second["guarantees"][0]["bits"]
-    assert json.loads((run.folder / "summary.json").read_text())["reports"] == summary["reports"]
+    assert 0 < (summary.bits or 0) < 1.1 * second["guarantees"][0]["bits"]
+    assert read_summary(run.folder) == summary
 
 
 def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lacks(
@@ -103,17 +115,17 @@ def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lac
     run, splits, device = train_run(tmp_path, parse([*small, "--train.epochs", "1"]))
     attack_run(run, splits, device)
     summary = evaluate_run(run, splits, device)
-    assert 0.5 < summary["recognised_original"] <= 1
-    assert summary["no_judge"] is None
-    assert summary["probes"].keys() == {"class"}
-    assert summary["probes"]["class"].keys() == {"majority", "linear", "mlp"}
-    assert summary["probes"]["class"]["linear"] > summary["probes"]["class"]["majority"] + 0.2
-    assert summary["attacks"]["mean_image"]["probes"]["class"]["linear"] < 0.4
+    assert 0.5 < (summary.recognised_original or 0) <= 1
+    assert summary.no_judge is None
+    assert summary.probes.keys() == {"class"}
+    assert summary.probes["class"].keys() == {"majority", "linear", "mlp"}
+    assert summary.probes["class"]["linear"] > summary.probes["class"]["majority"] + 0.2
+    assert summary.attacks["mean_image"].probes["class"]["linear"] < 0.4
     file = run.folder / "attacks" / "mean_image-0" / "rows.npz"
     with np.load(file) as rows:
         old = {name: rows[name] for name in ("mse", "psnr", "ssim", "label")}
     np.savez(file, **old)  # type: ignore[arg-type]
     before = evaluate_run(run, splits, device)
-    assert before["recognised_original"] is before["attacks"]["mean_image"]["recognised"] is None
-    assert "no judge was asked when these attacks were run" in before["no_judge"]
-    assert before["attacks"]["mean_image"]["mse"] == summary["attacks"]["mean_image"]["mse"]
+    assert before.recognised_original is before.attacks["mean_image"].recognised is None
+    assert "no judge was asked when these attacks were run" in (before.no_judge or "")
+    assert before.attacks["mean_image"].mse == summary.attacks["mean_image"].mse

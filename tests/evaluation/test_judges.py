@@ -6,9 +6,9 @@ import torch
 
 from splitveil.data import ImageSet
 from splitveil.data.splits import Splits
+from splitveil.evaluation.attack_folder import JUDGED
 from splitveil.evaluation.judge_network import Judge
 from splitveil.evaluation.judges import SHELF, Panel, attributes, why_no_classes
-from splitveil.evaluation.run_attacks import JUDGED
 
 CPU = torch.device("cpu")
 

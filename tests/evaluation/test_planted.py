@@ -221,8 +221,8 @@ def flags_of(plant: Plant, name: str, shelf: Path) -> dict[str, list[str]]:
     run, splits, device = train_run(shelf / name, config)
     attack_run(run, splits, device)
     found: dict[str, list[str]] = {}
-    for flag in evaluate_run(run, splits, device)["flags"]:
-        found.setdefault(flag["flag"], []).append(flag["detail"])
+    for flag in evaluate_run(run, splits, device).flags:
+        found.setdefault(flag.flag, []).append(flag.detail)
     return found
 
 

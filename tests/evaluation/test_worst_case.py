@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from summaries import summary
 
+from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.worst_case import bootstrap, over_seeds, over_targets, worst_case
 
 NAN = float("nan")
@@ -21,29 +23,29 @@ def mean(drawn: np.ndarray) -> np.ndarray:
 def test_each_image_counts_with_its_best_reconstruction() -> None:
     found = worst_case({"a": rows(0.1, 0.4, 0.3), "b": rows(0.2, 0.2, 0.6)})
     assert found is not None
-    assert found["mse"] == pytest.approx((0.1 + 0.2 + 0.3) / 3)
-    assert found["ssim"] == pytest.approx((0.9 + 0.8 + 0.7) / 3)
-    assert found["psnr"] == pytest.approx(-10 * np.log10([0.1, 0.2, 0.3]).mean())
-    assert found["lowest"] == pytest.approx({"a": 2 / 3, "b": 1 / 3})
-    assert found["mse_q05"] == pytest.approx(0.11)  # a twentieth of the way from the first to the last
-    assert found["ssim_q95"] == pytest.approx(0.89)
-    assert found["n_images"] == 3
+    assert found.mse == pytest.approx((0.1 + 0.2 + 0.3) / 3)
+    assert found.ssim == pytest.approx((0.9 + 0.8 + 0.7) / 3)
+    assert found.psnr == pytest.approx(-10 * np.log10([0.1, 0.2, 0.3]).mean())
+    assert found.lowest == pytest.approx({"a": 2 / 3, "b": 1 / 3})
+    assert found.mse_q05 == pytest.approx(0.11)  # a twentieth of the way from the first to the last
+    assert found.ssim_q95 == pytest.approx(0.89)
+    assert found.n_images == 3
 
 
 @given(st.lists(st.lists(st.floats(1e-6, 1), min_size=5, max_size=5), min_size=1, max_size=4))
 def test_the_worst_case_is_at_least_as_bad_as_every_attack(errors: list[list[float]]) -> None:
     found = worst_case({str(i): rows(*values) for i, values in enumerate(errors)})
     assert found is not None
-    assert found["mse"] <= min(np.mean(values) for values in errors) + 1e-12
-    assert found["mse_q05"] <= found["mse"] + 1e-12
-    assert sum(found["lowest"].values()) == pytest.approx(1)
+    assert found.mse <= min(np.mean(values) for values in errors) + 1e-12
+    assert found.mse_q05 <= found.mse + 1e-12
+    assert sum(found.lowest.values()) == pytest.approx(1)
 
 
 def test_an_attack_that_diverged_hides_nothing() -> None:
     found = worst_case({"broken": rows(NAN, NAN), "half": rows(NAN, 0.1), "whole": rows(0.3, 0.2)})
     assert found is not None
-    assert found["attacks"] == ["half", "whole"]
-    assert found["mse"] == pytest.approx(0.2)
+    assert found.attacks == ("half", "whole")
+    assert found.mse == pytest.approx(0.2)
     assert worst_case({"broken": rows(NAN)}) is None
     assert worst_case({}) is None
 
@@ -75,12 +77,12 @@ def test_attackers_are_averaged_inside_a_target_and_targets_are_resampled() -> N
 
 
 def test_runs_of_several_seeds_have_an_interval_over_seeds_and_one_has_none() -> None:
-    def summary(weights: str, mse: float) -> dict[str, object]:
-        return {"weights_sha256": weights, "worst_case": {"mse": mse}}
+    def run(weights: str, mse: float) -> Summary:
+        return summary(weights_sha256=weights, worst_case=worst_case({"a": rows(mse)}))
 
-    assert over_seeds([summary("a", 0.1)]) is None
-    assert over_seeds([summary("a", 0.1), summary("a", 0.3), {"weights_sha256": "old"}]) is None
-    spread = over_seeds([summary("a", 0.1), summary("a", 0.3), summary("b", 0.4)])
+    assert over_seeds([run("a", 0.1)]) is None
+    assert over_seeds([run("a", 0.1), run("a", 0.3), summary(weights_sha256="old")]) is None
+    spread = over_seeds([run("a", 0.1), run("a", 0.3), run("b", 0.4)])
     assert spread is not None
     assert spread[0] == 2
     assert spread[1] == pytest.approx(0.3)

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,22 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from summaries import summary
 
+from splitveil.attacks.threat import ThreatModel
 from splitveil.config import Config
+from splitveil.evaluation.attack_folder import read_attack
 from splitveil.evaluation.evaluate import wilson
-from splitveil.evaluation.flags import raised
-from splitveil.evaluation.run_attacks import read_attack
+from splitveil.evaluation.flags import Evidence, raised
+from splitveil.evaluation.summary import AttackRecord, AttackResult, Part, read_summary, to_json, write_summary
 from splitveil.evaluation.worst_case import worst_case
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.report.facts import distinct_labels, faced, read_runs, small, without_paths
 from splitveil.report.figures import front, inside, quantities
 from splitveil.report.pictures import LARGEST, grids, strip
-from splitveil.report.terminal import closest
-from splitveil.runs import Run, read_json, write_json, write_tensors
+from splitveil.runs import Run, write_json, write_tensors
 
 Maker = Callable[..., Path]
-THREAT = {"edge weights": "unknown", "queries": "own images through edge and channel"}
 CEILING = 0.06
 
 
@@ -34,8 +36,8 @@ def images(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def write_attack(folder: Path, name: str, mse: float, shape: tuple[int, ...], test: int) -> dict[str, Any]:
-    """An attack as `attacking.save_attack` leaves it; returns its part of summary.json."""
+def write_attack(folder: Path, name: str, mse: float, shape: tuple[int, ...], test: int) -> AttackResult:
+    """An attack as `attack_folder.write_attack` leaves it; returns its part of the summary."""
     spread = np.linspace(0.9, 1.1, 40)
     folder.mkdir(parents=True)
     np.savez(folder / "rows.npz", mse=mse * spread, ssim=0.5 * spread, psnr=-10 * np.log10(mse * spread))
@@ -44,17 +46,11 @@ def write_attack(folder: Path, name: str, mse: float, shape: tuple[int, ...], te
     write_tensors(
         folder / "samples.safetensors", {"index": torch.arange(len(original)), "original": original, "rebuilt": rebuilt}
     )
-    facts = {
-        "attack": name,
-        "seed": 0,
-        "options": {},
-        "weights_sha256": "w",
-        "threat": THREAT,
-        "n_images": 40,
-        "losses": [],
-    }
-    write_json(folder / "attack.json", facts | {"seconds": 3.25, "device": "cpu"})
-    return read_attack(folder)
+    record = AttackRecord(
+        attack=name, method=name, seed=0, options={}, weights_sha256="w", threat=ThreatModel(), n_images=40, seconds=3.25
+    )  # fmt: skip
+    write_json(folder / "attack.json", to_json(record))
+    return read_attack(folder, CEILING)
 
 
 @pytest.fixture
@@ -69,24 +65,18 @@ def make(tmp_path: Path) -> Maker:
         run = Run.create(tmp_path / (folder or f"run{len(list(tmp_path.iterdir()))}"), Config(name=name))
         attacks = {"mean_image": CEILING, "ridge": 0.01} if attacks is None else attacks
         rows = {a: write_attack(run.folder / "attacks" / f"{a}-0", a, mse, shape, test) for a, mse in attacks.items()}
-        for row in rows.values():
-            row["mse_over_ceiling"] = row["mse"] / CEILING
         for epoch in range(20):
             run.append_metrics(
                 {"epoch": epoch, "loss": 1 / (epoch + 1), "accuracy": accuracy, "bits": None, "cem_steps": 0}
             )
         for line in lines or []:
             run.append_metrics(line)
-        halves = {half: {"parameters": 7160, "macs": 1474560, "bytes": 2048} for half in ("edge", "cloud")}
-        write_json(run.folder / "summary.json", {
-            "schema": 1, "name": name, "seed": 0, "accuracy": accuracy, "accuracy_ci95": wilson(round(1000 * accuracy), 1000),
-            "n_test": 1000, "ceiling_mse": CEILING, "sigma": sigma, "bits": None if sigma is None else 72.4, "attacks": rows,
-            "defences": ["bottleneck"], "surrogate": None, "strength": 0.0, "tau": None,
-            "variance_histogram": [0] * 20 + [5] * 30, "histogram_range": [-8.0, 2.0, 50], "acting": {}, "cost": halves,
-            "z_shape": [8, 8, 8], "config_sha256": run.config_sha256, "weights_sha256": "w",
-            "splits": {"test": {"images": 1000, "sha256": f"test{test}"}}, "environment": {"torch": "2", "commit": None},
-            "flags": raised(rows, CEILING, {}, None, 0),
-        } | changes)  # fmt: skip
+        found = {
+            "accuracy": accuracy, "accuracy_ci95": wilson(round(1000 * accuracy), 1000), "ceiling_mse": CEILING,
+            "sigma": sigma, "bits": None if sigma is None else 72.4, "config_sha256": run.config_sha256,
+            "splits": {"test": Part(1000, f"test{test}")}, "flags": raised(Evidence(rows, CEILING)),
+        }  # fmt: skip
+        write_summary(run.folder, summary(name, *rows.values(), **found | changes))
         return run.folder
 
     return write
@@ -168,16 +158,16 @@ def test_the_tables_say_what_the_summaries_say(make: Maker, tmp_path: Path) -> N
     page = Page(html_of(folders, tmp_path))
     headline = {row[0]: row for row in reversed(page.rows) if len(row) == 10}  # the first table's
     for run in read_runs(folders):
-        s, (attack, row) = run.summary, run.strongest or ("", {})
-        low, high = (round(100 * bound, 1) for bound in s["accuracy_ci95"])
-        bits = "∞" if s["bits"] is None else "72"
-        assert headline[s["name"]][1:8] == [
-            f"{100 * s['accuracy']:.1f} {low} to {high}", attack, small(row["mse"]),
-            f"{closest(s, 'ssim'):.3f}", f"{closest(s, 'psnr'):.1f}",
-            f"{row['mse'] / CEILING:.2f}", bits,
+        s, best = run.summary, run.summary.strongest
+        assert best is not None
+        low, high = (round(100 * bound, 1) for bound in s.accuracy_ci95)
+        bits = "∞" if s.bits is None else "72"
+        assert headline[s.name][1:8] == [
+            f"{100 * s.accuracy:.1f} {low} to {high}", best.attack, small(best.mse), f"{s.closest('ssim'):.3f}",
+            f"{s.closest('psnr'):.1f}", f"{best.mse / CEILING:.2f}", bits,
         ]  # fmt: skip
-        low, high = map(small, row["mse_ci95"])
-        assert [attack, small(row["mse"]), f"{low} to {high}"] in [r[-9:-6] for r in page.rows]
+        low, high = map(small, best.mse_ci95)
+        assert [best.attack, small(best.mse), f"{low} to {high}"] in [r[-9:-6] for r in page.rows]
     assert ["plain", "7 160", "1 474 560", "8 × 8 × 8", "2 048", "7 160", "1 474 560"] in page.rows
 
 
@@ -186,8 +176,8 @@ def test_what_defences_guarantee_is_shown_where_they_do(make: Maker, tmp_path: P
         {"releases": 1, "epsilon": 10.0, "delta": 1e-5, "bits": 0.7216},
         {"releases": 64, "epsilon": 1280.0, "delta": 1e-5, "bits": 46.18},
     ]
-    private = make("private", defences=["bottleneck", "local_dp"], reports=[{}, {"guarantees": rows}])
-    html = html_of([make("plain"), make("noisy", reports=[{}]), private], tmp_path)
+    private = make("private", defences=("bottleneck", "local_dp"), reports=({}, {"guarantees": rows}))
+    html = html_of([make("plain"), make("noisy", reports=({},)), private], tmp_path)
     assert "What the defences guarantee" in text_of(html)
     page = Page(html)
     assert ["private", "local_dp", "1", "10", "1e-05", "0.722"] in page.rows
@@ -255,7 +245,9 @@ def test_markup_in_names_is_shown_and_not_obeyed(make: Maker, tmp_path: Path) ->
 def test_a_run_without_summary_is_refused_with_the_command(make: Maker, tmp_path: Path) -> None:
     folder = make()
     (folder / "summary.json").unlink()
-    with pytest.raises(UserError, match=f"{folder} has no summary.json; run `splitveil evaluate {folder}`"):
+    with pytest.raises(
+        UserError, match=f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate"
+    ):
         write_report([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
@@ -282,7 +274,7 @@ def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same
     text = text_of(html_of(folders, tmp_path))
     assert "These runs were tested on different images, so they are not ranked." in text
     assert "leaks least" not in text
-    found = grids([(run, "ridge") for run in read_runs(folders)])
+    found = grids([(run, run.summary.attacks["ridge"]) for run in read_runs(folders)])
     assert [[row.run.label for row in grid.rows] for grid in found] == [["a", "c"], ["b"]]
 
 
@@ -290,7 +282,7 @@ def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same
 def test_a_run_that_met_only_a_weak_attack_is_not_said_to_leak_least(
     make: Maker, tmp_path: Path, attacks: dict[str, float]
 ) -> None:
-    text = text_of(html_of([make("a"), make("b", attacks, flags=[])], tmp_path))
+    text = text_of(html_of([make("a"), make("b", attacks, flags=())], tmp_path))
     assert "These runs did not face the same attacks, so they are not ranked." in text
     assert "leaks least" not in text
 
@@ -308,7 +300,7 @@ def test_numbers_that_are_none_leave_gaps_and_dashes(make: Maker, tmp_path: Path
         {"epoch": 5, "loss": nan, "accuracy": nan, "bits": nan},
         {"epoch": 6, "loss": float("inf"), "cem_loss": nan},
     ]
-    folder = make(attacks={"ridge": nan, "decoder": 0.02}, lines=lines, bits=nan, flags=[])
+    folder = make(attacks={"ridge": nan, "decoder": 0.02}, lines=lines, bits=nan, flags=())
     page = html_of([folder], tmp_path)
     assert "decoder, the strongest of 2 attacks" in text_of(page)
     assert "ridge against plain gave no number" in text_of(page)
@@ -368,9 +360,10 @@ def test_twelve_runs_of_one_name_are_told_apart(make: Maker, tmp_path: Path) -> 
 
 
 def test_names_that_repeat_get_their_seed_and_then_a_number() -> None:
-    summaries = [{"name": name, "seed": seed} for name, seed in (("a", 0), ("a", 1), ("a", 1))]
-    assert distinct_labels(summaries) == ["a, seed 0", "a, seed 1", "a, seed 1 (2)"]
-    assert distinct_labels([{"name": "a", "seed": 0}, {"name": "b", "seed": 0}]) == ["a", "b"]
+    assert distinct_labels([summary("a", seed=seed) for seed in (0, 1, 1)]) == [
+        "a, seed 0", "a, seed 1", "a, seed 1 (2)",
+    ]  # fmt: skip
+    assert distinct_labels([summary("a"), summary("b")]) == ["a", "b"]
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 16, 16), (3, 3, 16, 20), (2, 4, 8, 8), (1, 3, 300, 200)])
@@ -422,10 +415,9 @@ def test_the_worst_case_stands_beside_the_strongest_attack_and_what_was_skipped_
 def with_judges(make: Maker, name: str, found: dict[str, dict[str, Any]], **changes: Any) -> Path:
     """A run whose attacks have what judges and probes found."""
     folder = make(name, **changes)
-    summary = read_json(folder / "summary.json")
-    for attack, facts in found.items():
-        summary["attacks"][attack] |= facts
-    write_json(folder / "summary.json", summary)
+    before = read_summary(folder)
+    attacks = {name: replace(attack, **found.get(name, {})) for name, attack in before.attacks.items()}
+    write_summary(folder, replace(before, attacks=attacks))
     return folder
 
 

@@ -1,0 +1,301 @@
+"""What is known of a run after `evaluate`, as types, and the only place that reads and writes its JSON.
+
+    read_summary(folder) -> Summary            write_summary(folder, summary)             runs/NAME/summary.json
+    attack_record(table) -> AttackRecord       to_json(record)                            runs/NAME/attacks/decoder-0/attack.json
+
+A field has the same name and place in the JSON as here; before the fields comes the number of the schema. Numbers that are not
+finite are written as NaN and Infinity, which Python reads.
+
+    schema 1    `threat` held words; it is rebuilt from the attack's method and options. Fields that did not exist yet have
+                the defaults below: an attack's method was its name, and what was not measured is None or empty.
+    schema 2    `threat` holds the fields of ThreatModel; attack.json says its schema too.
+
+A field that this version does not know is ignored: whoever adds one with a default need not raise the schema. Whoever changes
+what a field means must raise it, and a file of a later schema is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from splitveil.attacks.threat import ThreatModel
+from splitveil.evaluation.build_attacks import threat_of
+from splitveil.metrics.cost import Cost
+from splitveil.registry import UserError
+from splitveil.runs import read_json, write_json
+
+SCHEMA = 2
+"""Of summary.json and attack.json; that of the run folder is in runs.py."""
+Interval = tuple[float, float]
+"""Both ends of a 95 % interval."""
+Probes = dict[str, dict[str, float]]
+"""For each attribute: how often it is guessed by the most frequent value ("majority") and by each kind of probe."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRecord:
+    """What attack.json says: which attack it was, what it knew and how its training went."""
+
+    attack: str
+    """What it is called in this run: its label, or its method."""
+    method: str
+    seed: int
+    """That of the run; the attack's own is drawn from it."""
+    options: dict[str, Any]
+    weights_sha256: str
+    """The weights that it attacked."""
+    threat: ThreatModel
+    n_images: int
+    """Test images that it rebuilt."""
+    auxiliary_images: int | None = None
+    """Images of its own that it had; None where this was not written down."""
+    auxiliary_sha256: str | None = None
+    losses: tuple[float, ...] = ()
+    """Its own loss over its training, if it trains."""
+    held_out: tuple[float, ...] = ()
+    """Its error on images of its own that it did not learn from, over the same training."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What its method notes for the flags, such as `eot_gain`."""
+    seconds: float
+    probes: Probes = field(default_factory=dict)
+    """What probes read from its reconstructions."""
+    device: str = ""
+
+    @property
+    def images_used(self) -> int:
+        """Images of its own that it learned from: those it had, or as many of them as its option `images` says."""
+        had = self.auxiliary_images or 0
+        return min(had, int(self.options.get("images", had)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult(AttackRecord):
+    """An attack with its means over the test images. None stands for what was not measured."""
+
+    mse: float
+    mse_ci95: Interval
+    ssim: float
+    ssim_ci95: Interval
+    psnr: float
+    psnr_ci95: Interval
+    residual_share: float | None = None
+    """What is wrong beyond the class's mean, as a share of all there is beyond it."""
+    lpips: float | None = None
+    recognised: float | None = None
+    """What judges said; judges.py explains this one and the next six."""
+    recognised_original: float | None = None
+    identity_cosine: float | None = None
+    identity_others: float | None = None
+    same_image: float | None = None
+    same_identity: float | None = None
+    same_identity_original: float | None = None
+    mse_over_ceiling: float
+
+    @property
+    def finite(self) -> bool:
+        """True if it gave a number; an attack that diverged did not."""
+        return isfinite(self.mse)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean MSE, over images."""
+        return (self.mse_ci95[1] - self.mse) / 1.96
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """Each image's best reconstruction over all attacks: means, the unluckiest twentieth, and intervals of both."""
+
+    attacks: tuple[str, ...]
+    n_images: int
+    mse: float
+    mse_ci95: Interval
+    mse_q05: float
+    mse_q05_ci95: Interval
+    ssim: float
+    ssim_ci95: Interval
+    ssim_q95: float
+    ssim_q95_ci95: Interval
+    psnr: float
+    psnr_ci95: Interval
+    psnr_q95: float
+    psnr_q95_ci95: Interval
+    lowest: dict[str, float]
+    """The share of the images on which each attack has the lowest MSE."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One bound on what any attack can do."""
+
+    name: str
+    value: float
+    unit: str
+    """"MSE" (a lower bound), "bits" or "epsilon" (upper bounds)."""
+    holds_for: int
+    """Releases of one image with fresh noise, at most."""
+    assumptions: tuple[str, ...]
+    """Plain sentences; without them the value says nothing."""
+    proved: bool
+    """False where an assumption is about images at large and cannot be checked."""
+    per_class: tuple[float, ...] | None = None
+    """The same for each class; NaN for a class with less than two images."""
+
+
+@dataclass(frozen=True)
+class RaisedFlag:
+    flag: str
+    """Its name in flags.py."""
+    detail: str
+    """What raised it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the data set, as splits.json has it."""
+
+    images: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All that `evaluate` found about one run."""
+
+    name: str
+    seed: int
+    accuracy: float
+    """With the channel on, as a fraction."""
+    accuracy_ci95: Interval
+    n_test: int
+    ceiling_mse: float
+    """The error of an attacker who sees nothing and guesses the mean of its own images."""
+    sigma: float | None
+    """Standard deviation of the channel's Gaussian noise; None without."""
+    bits: float | None
+    """The rate bound; None where no finite bound holds."""
+    attacks: dict[str, AttackResult]
+    suite: str | None = None
+    """The suite that the attacks are, if they are one."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Attacks of the suite that make no sense for this run, with the reason."""
+    worst_case: WorstCase | None = None
+    """None where no attack gave a number, and in files of before there was one."""
+    no_lpips: str | None = None
+    """Why LPIPS was not measured."""
+    recognised_original: float | None = None
+    """The share of the test images themselves that the judge recognises."""
+    no_judge: str | None = None
+    """Why no judge was asked."""
+    probes: Probes = field(default_factory=dict)
+    """What probes read from z as it is sent."""
+    certificates: tuple[Certificate, ...] = ()
+    defences: tuple[str, ...]
+    reports: tuple[dict[str, Any], ...] = ()
+    """What each defence reports of itself, such as its guarantees."""
+    surrogate: str | None
+    """Of CEM; None for a run without."""
+    strength: float
+    tau: float | None
+    variance_histogram: tuple[int, ...]
+    histogram_range: tuple[float, float, int]
+    """log10 of the lowest and the highest variance, and the number of bins."""
+    acting: dict[str, bool]
+    """False for a defence that changes nothing."""
+    cost: dict[str, Cost]
+    """Of the edge and of the cloud."""
+    z_shape: tuple[int, ...]
+    config_sha256: str
+    weights_sha256: str
+    splits: dict[str, Part]
+    environment: dict[str, Any]
+    flags: tuple[RaisedFlag, ...] = ()
+
+    @property
+    def strongest(self) -> AttackResult | None:
+        """The attack with the lowest MSE; None where none was run or none gave a number."""
+        return min((a for a in self.attacks.values() if a.finite), key=lambda a: a.mse, default=None)
+
+    def closest(self, metric: str) -> float:
+        """The highest SSIM or PSNR that any attack reached: a picture may be alike without the lowest MSE."""
+        return max(getattr(attack, metric) for attack in self.attacks.values() if attack.finite)
+
+    @property
+    def flag_names(self) -> list[str]:
+        """Each flag that was raised, once, by name."""
+        return sorted({raised.flag for raised in self.flags})
+
+
+def to_json(value: Summary | AttackRecord) -> dict[str, Any]:
+    """The table that goes into the file."""
+    return {"schema": SCHEMA} | asdict(value)
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    write_json(folder / "summary.json", to_json(summary))
+
+
+def write_summaries(folder: Path, summaries: Sequence[Summary]) -> None:
+    """summary.json of a folder of runs: a list of their summaries."""
+    write_json(folder / "summary.json", [to_json(summary) for summary in summaries])
+
+
+def read_summary(folder: Path) -> Summary:
+    """summary.json of a run folder, also one that an older version wrote."""
+    path = folder / "summary.json"
+    if not path.exists():
+        raise UserError(
+            f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate {folder}`"
+        )
+    return from_json(Summary, read_json(path), str(path))
+
+
+def attack_record(table: dict[str, Any], where: str) -> AttackRecord:
+    """What an attack.json says, also one that an older version wrote."""
+    return from_json(AttackRecord, {"schema": 1} | table, where)
+
+
+def from_json(kind: type[T], table: dict[str, Any], where: str) -> T:
+    """A Summary or an AttackRecord from its table of any schema up to ours; `where` begins the error message."""
+    schema = table.get("schema")
+    if schema not in range(1, SCHEMA + 1):
+        raise UserError(f"{where} has schema {schema}, this splitveil reads 1 to {SCHEMA}; evaluate the run again")
+    if schema == 1 and kind is Summary:
+        table = table | {"attacks": {name: since_schema_2(row) for name, row in table["attacks"].items()}}
+    elif schema == 1:
+        table = since_schema_2(table)
+    return read_as(kind, table, where)
+
+
+def since_schema_2(row: dict[str, Any]) -> dict[str, Any]:
+    """An attack of schema 1 with the fields of its threat model in the place of words."""
+    method = row.get("method", row["attack"])
+    return row | {"method": method, "threat": threat_of(method, row["options"]).to_dict()}
+
+
+field_types = cache(get_type_hints)
+
+
+def read_as(kind: Any, value: Any, where: str) -> Any:
+    """A value of JSON as the type that a field declares: lists become tuples, tables become dataclasses."""
+    origin, arms = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # X | None
+        return None if value is None else read_as(arms[0], value, where)
+    if origin is tuple:
+        return tuple(read_as(arms[0], item, where) for item in value)
+    if origin is dict:
+        return {key: read_as(arms[1], item, where) for key, item in value.items()}
+    if not is_dataclass(kind):
+        return value
+    found = {}
+    for own in fields(kind):
+        if own.name in value:
+            found[own.name] = read_as(field_types(kind)[own.name], value[own.name], where)
+        elif own.default is MISSING and own.default_factory is MISSING:
+            raise UserError(f"{where} has no {own.name!r}; evaluate the run again")
+    return kind(**found)  # pyright: ignore[reportCallIssue]

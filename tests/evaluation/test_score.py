@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitveil import attacks
+from splitveil.attacks.threat import Observation, ThreatModel
+from splitveil.channel import Channel
+from splitveil.data import ImageSet
+from splitveil.data.loader import DeviceImages
+from splitveil.defences import build
+from splitveil.evaluation.score import observe, score
+from splitveil.metrics.image import mse, psnr, ssim
+from splitveil.metrics.lpips import lpips_or_why
+from splitveil.split_model import SplitModel
+from splitveil.training.build import Parts
+
+CPU = torch.device("cpu")
+
+
+def setting() -> tuple[Parts, DeviceImages]:
+    torch.manual_seed(0)
+    model = SplitModel(
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)), nn.Flatten(), (2, 16, 16), (1, 16, 16)
+    )
+    rng = np.random.default_rng(0)
+    images = ImageSet(rng.integers(0, 256, (510, 1, 16, 16), np.uint8), rng.integers(0, 3, 510), ("a", "b", "c"))
+    return Parts(model, Channel([build("gaussian", sigma=0.5)]), None), DeviceImages(images, CPU)
+
+
+def test_the_wire_shows_each_image_as_often_as_asked_and_in_eval_mode() -> None:
+    parts, images = setting()
+    batches = list(
+        observe(parts.model, parts.channel, images, ThreatModel(observations=3), torch.Generator().manual_seed(0))
+    )
+    x, z = torch.cat([x for x, _ in batches]), torch.cat([seen.z for _, seen in batches])
+    assert torch.equal(x, images.take(slice(None)))
+    assert z.shape == (510, 3, 2, 16, 16)
+    assert not z.requires_grad
+    assert not torch.equal(z[:, 0], z[:, 1])
+    with torch.no_grad():
+        noise = z - parts.model.eval().edge(x).unsqueeze(1)
+    assert noise.std().item() == pytest.approx(0.5, rel=0.01)
+    assert all(seen.labels is None and seen.logits is None for _, seen in batches)
+
+
+class Guess(attacks.Attack):
+    """Answers with grey; notes how often each image was shown."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(attacks.AttackConfig(), seed=0)
+        self.shape = shape
+
+    def reconstruct(self, observation: Observation) -> Tensor:
+        return torch.full((len(observation.z), *self.shape), 0.5)
+
+
+def test_every_image_gets_one_row_of_its_own_figures() -> None:
+    parts, images = setting()
+    rows, rebuilt = score(Guess((1, 16, 16)), parts, images, 0)
+    x = images.take(slice(None))
+    grey = torch.full_like(x, 0.5)
+    assert torch.equal(rebuilt, grey)
+    for name, metric in {"mse": mse, "psnr": psnr, "ssim": ssim}.items():
+        np.testing.assert_allclose(rows[name], metric(grey, x).numpy(), rtol=1e-6)
+    assert rows["label"].tolist() == images.labels.tolist()
+    np.testing.assert_allclose(rows["residual"], rows["residual_ceiling"], rtol=1e-4)  # grey tells no class mates apart
+    assert ("lpips" in rows) == (lpips_or_why()[0] is not None)
+
+
+def test_an_attack_that_gives_images_of_another_size_is_an_error() -> None:
+    parts, images = setting()
+    with pytest.raises(RuntimeError, match=r"Guess gave \(500, 1, 8, 8\) for images of \(500, 1, 16, 16\)"):
+        score(Guess((1, 8, 8)), parts, images, 0)
