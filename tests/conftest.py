@@ -1,3 +1,6 @@
+"""What all tests share: one thread, a file of small pictures, the flags of a short run, and a check for a C++ compiler."""
+
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +10,14 @@ import torch
 from splitveil.registry import UserError
 from splitveil.training.loop import check_compiler
 
-# Small tensors on shared cores: more threads only wait for each other, and bits depend on their number.
+# Tests run in two processes on two cores, so more threads would only wait for each other. Besides, the number of threads decides
+# the order of a sum, and with it the last bits.
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the objects of imported modules: every training ends with a full collection."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

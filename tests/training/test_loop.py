@@ -244,21 +244,8 @@ def test_without_gaussian_noise_the_bits_are_null(small: list[str], tmp_path: Pa
 
 
 def test_training_learns_what_can_be_learnt(small: list[str], tmp_path: Path):
-    run, _, _ = train_run(
-        tmp_path,
-        parse(
-            [
-                *small,
-                "--train.epochs",
-                "8",
-                "--cem.strength",
-                "0",
-                "--train.augment.no-flip",
-                "--train.augment.crop",
-                "0",
-            ]
-        ),
-    )
+    flags = ["--train.epochs", "8", "--cem.strength", "0", "--train.augment.no-flip", "--train.augment.crop", "0"]
+    run, _, _ = train_run(tmp_path, parse([*small, *flags]))
     assert run.metrics()[-1]["accuracy"] > 0.9
     assert run.metrics()[-1]["cem_steps"] == 0
 
@@ -301,14 +288,10 @@ def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: P
 
 
 def test_two_threads_train_the_same_weights_twice(tmp_path: Path) -> None:
-    """The shapes of the demo, where sums over threads could come in any order."""
-    flags = "--splits.task 512 --splits.validation 100 --splits.auxiliary 100 --defences bottleneck,gaussian"
-    config = parse(
-        [
-            *flags.split(),
-            *["--cem.surrogate", "rate", "--cem.warmup", "0", "--train.epochs", "2", "--train.batch", "64"],
-        ]
-    )
+    """Two steps with the shapes of the demo. The gradient of `mean[y]` would make one step differ: threads add in any order."""
+    flags = "--splits.task 128 --splits.validation 100 --splits.auxiliary 100 --defences bottleneck,gaussian"
+    more = "--cem.surrogate rate --cem.warmup 0 --train.epochs 1 --train.batch 64"
+    config = parse([*flags.split(), *more.split()])
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -420,6 +403,7 @@ def test_a_launch_replays_a_divisor_of_an_epochs_steps(steps: int, runs: int, ma
     assert train.steps_of_a_launch(steps, runs) == many
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("compiler")
 def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
