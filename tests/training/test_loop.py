@@ -246,7 +246,7 @@ def test_without_gaussian_noise_the_bits_are_null(small: list[str], tmp_path: Pa
 def test_training_learns_what_can_be_learnt(small: list[str], tmp_path: Path):
     flags = ["--train.epochs", "8", "--cem.strength", "0", "--train.augment.no-flip", "--train.augment.crop", "0"]
     run, _, _ = train_run(tmp_path, parse([*small, *flags]))
-    assert run.metrics()[-1]["accuracy"] > 0.9
+    assert run.metrics()[-1]["accuracy"] > 0.9  # chance is 0.25; twelve seeds end with 0.975 to 1
     assert run.metrics()[-1]["cem_steps"] == 0
 
 
