@@ -166,7 +166,7 @@ def test_a_run_without_complaints_is_told_nothing(capsys: pytest.CaptureFixture[
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Let validation find these accuracies, epoch by epoch."""
+    """Make validation report these accuracies, one for each epoch."""
     validate = train.validate
     monkeypatch.setattr(train, "validate", lambda *a: validate(*a) | {"accuracy": values[a[-1]]})
 
@@ -275,7 +275,7 @@ def test_label_smoothing_momentum_and_weight_decay_reach_the_step(small: list[st
 
 
 def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: Path):
-    """Else the corrected command would be refused, because the folder holds a run with other settings."""
+    """Otherwise the corrected command would be refused, because the folder holds a run with other settings."""
     for flags in (
         ["--train.epochs", "0"],
         ["--defences.1.sigma", "0"],

@@ -40,7 +40,7 @@ class Config:
 
 
 class Learned(Surrogate):
-    """Class variances, weighted by learned weights of the dimensions."""
+    """The class variance of the features, each dimension weighted by a learned weight."""
 
     warmup = 0
 
@@ -110,7 +110,7 @@ def test_the_surrogates_adam_and_buffers_are_part_of_the_state(small: list[str],
 def test_a_kill_at_any_of_the_writes_loses_nothing(
     moment: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Enumerates all: the k-th renaming of a file is the last thing that happens, or does not happen any more."""
+    """Takes every k in turn: the process dies before, or after, it renames the k-th file that it has written."""
     config = parse([*small, "--train.epochs", "2", "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
     expected, replace, kills = outcome(tmp_path / "whole"), os.replace, 0
@@ -224,7 +224,7 @@ def test_other_images_than_those_the_run_began_with_are_refused(small: list[str]
         train_run(tmp_path / "run", config)
 
 
-# From here on by real processes.
+# From here on real processes are stopped.
 
 SERVER = """
 import json, os, signal, sys, time
@@ -258,7 +258,7 @@ class Server:
         self.hear: IO[str] = process.stdout
 
     def run(self, arguments: list[str], limit: float | None = None) -> tuple[int, float]:
-        """Exit code (-9 if killed) and seconds."""
+        """Return the exit code (-9 if killed) and the seconds it took."""
         self.ask.write(json.dumps([arguments, limit]) + "\n")
         self.ask.flush()
         code, seconds = json.loads(self.hear.readline())
@@ -325,7 +325,7 @@ def train_until(epochs: int, folder: Path, flags: list[str]) -> None:
 
 
 def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_path: Path):
-    """A whole process each: Ctrl-C gives one line and 130, a kill gives nothing, and both go on from there."""
+    """Stops two whole processes: Ctrl-C prints one line and exits with 130, a kill prints nothing; the run goes on after both."""
     flags = [*small, "--train.epochs", "10000", "--train.checkpoint-every", "1", "--name", "run"]
     command = [sys.executable, "-m", "splitveil", "train", *flags, "--runs", str(tmp_path)]
     folder = tmp_path / "run"
