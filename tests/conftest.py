@@ -1,3 +1,6 @@
+"""What all tests share: one thread, a file of small pictures, the flags of a short run, and a check for a C++ compiler."""
+
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +10,19 @@ import torch
 from splitveil.device.compile import check_compiler
 from splitveil.registry import UserError
 
-# Small tensors on shared cores: more threads only wait for each other, and bits depend on their number.
+# Tests run in two processes on two cores, so more threads would only wait for each other. Besides, the number of threads decides
+# the order of a sum, and with it the last bits.
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the objects of imported modules: every training ends with a full collection."""
+    gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Let no test draw other numbers because others ran before it: which ones did, in this process, is a matter of timing."""
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +44,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(pictures: Path) -> list[str]:
-    """Flags of a run that trains in a fifth of a second: 3 epochs of 5 steps, noise, CEM from the second epoch on."""
+    """The flags of a run that trains in a fifth of a second: 3 epochs of 5 steps with noise, the last two with CEM."""
     return f"""
         --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200
         --model.width 4 --defences bottleneck,gaussian --defences.0.channels 4 --defences.1.sigma 0.1
@@ -41,7 +55,7 @@ def small(pictures: Path) -> list[str]:
 
 @pytest.fixture
 def compiler() -> None:
-    """Skips where torch.compile cannot work for a CPU."""
+    """Skip the test if torch.compile does not work on this machine's CPU."""
     try:
         check_compiler()
     except UserError as error:

@@ -78,7 +78,7 @@ def grads(*modules: nn.Module) -> list[Tensor]:
 def two_passes(
     edge: nn.Module, cloud: nn.Module, surrogate: nn.Module, x: Tensor, y: Tensor, coef: float
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The procedure as it was first proposed, step by step: gradients of edge, cloud and surrogate."""
+    """Gradients of edge, cloud and surrogate by two passes: of the surrogate's loss first, then of the task's, then their sum."""
     z = edge(x)
     loss = F.cross_entropy(cloud(z), y)
     surrogate(z, y).loss.backward(retain_graph=True)
@@ -99,7 +99,7 @@ def assert_equal_gradients(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("coef", [0.5, 16.0])
-def test_one_backward_pass_equals_the_two_passes_of_the_seeds(coef: float) -> None:
+def test_one_backward_pass_equals_two_passes(coef: float) -> None:
     x, y = data()
     edge, cloud = halves()
     cem = active_cem(strength=coef, lr_rescale="off")
@@ -107,7 +107,7 @@ def test_one_backward_pass_equals_the_two_passes_of_the_seeds(coef: float) -> No
     z = edge(x)
     cem.backward(F.cross_entropy(cloud(z), y), z, y)
     for ours, theirs in zip((grads(edge), grads(cloud), grads(cem.surrogate)), expected, strict=True):
-        # The bias in front of a BatchNorm has no gradient at all: keep those that this procedure gives.
+        # A bias in front of a BatchNorm has no gradient but rounding errors: leave it out.
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.norm() > 1e-9]
         assert len(pairs) >= len(theirs) - 1
         assert_equal_gradients([a for a, _ in pairs], [b for _, b in pairs])
@@ -151,7 +151,7 @@ class TheirNet(nn.Module):
         return self.fc(torch.flatten(self.relu(self.bn1(self.conv1(x))), 1))
 
 
-def test_a_users_own_loop_of_six_lines_gets_the_same_gradients_as_the_seeds() -> None:
+def test_a_users_own_loop_of_six_lines_gets_the_same_gradients_as_two_passes() -> None:
     x, y = data()
     torch.manual_seed(0)
     net = TheirNet(inplace=True).double()
@@ -285,7 +285,7 @@ def test_clipping_of_a_zero_cem_gradient_leaves_the_task_gradient() -> None:
 
 
 def test_the_bound_of_clipping_holds_for_scaled_float16_gradients_whose_norm_overflows() -> None:
-    """fp16 ends at 65,504; the sums of squares of a scaled gradient do not fit."""
+    """The largest float16 is 65,504, and the sum of squares of a scaled gradient is larger."""
     z = torch.randn(64, 100, dtype=torch.float16, requires_grad=True)
     y = torch.arange(64) % CLASSES
     cem = active_cem(
@@ -361,7 +361,7 @@ def test_a_nan_in_one_sample_skips_the_cem_step_counts_it_and_leaves_all_paramet
 
 
 def test_a_skipped_step_does_not_move_the_surrogate_not_even_by_adams_momentum() -> None:
-    """A zero gradient would: Adam goes on along its running mean. A skipped step has not happened."""
+    """A zero gradient would move it, because Adam goes on along its running mean."""
     x, y = data()
     z = x.flatten(1).requires_grad_()
     torch.manual_seed(2)
@@ -381,7 +381,7 @@ def test_a_skipped_step_does_not_move_the_surrogate_not_even_by_adams_momentum()
 
 
 class Spiky(Surrogate):
-    """Finite loss and z-gradient, but a parameter whose gradient is infinite."""
+    """Its loss and the gradient of z are finite, but the gradient of one parameter is infinite."""
 
     def __init__(self) -> None:
         super().__init__(None, FeatureSpace(1, 1))
@@ -474,7 +474,7 @@ def test_the_state_survives_safetensors_and_a_resumed_run_goes_on_alike() -> Non
 
 @contextmanager
 def no_reads(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever brings a value from the device to the host raises."""
+    """Raise an error at whatever brings a value from the device to the host."""
 
     def raising(name: str) -> Callable[..., None]:
         def read(*_: object, **__: object) -> None:
@@ -483,17 +483,9 @@ def no_reads(patch: pytest.MonkeyPatch) -> Iterator[None]:
         return read
 
     names = (
-        "item",
-        "tolist",
-        "cpu",
-        "numpy",
-        "__bool__",
-        "__float__",
-        "__int__",
-        "__index__",
-        "__contains__",
-        "nonzero",
-    )
+        "item", "tolist", "cpu", "numpy", "nonzero",
+        "__bool__", "__float__", "__int__", "__index__", "__contains__",
+    )  # fmt: skip
     with patch.context() as context:
         for name in names:
             context.setattr(Tensor, name, raising(name))
@@ -519,7 +511,7 @@ def test_backward_never_waits_for_the_device(name: str, clip: float | None, monk
 @settings(max_examples=10, deadline=None)
 @given(world=st.integers(2, 4), seed=st.integers(0, 1000))
 def test_the_average_over_processes_is_the_gradient_of_the_whole_batch(world: int, seed: int) -> None:
-    """Each process in turn, with the others' rows handed to it as all_gather would."""
+    """Each process takes its turn here and is given the rows of the others, as all_gather would do."""
     b, dim = 6, 5
     generator = torch.Generator().manual_seed(seed)
     whole = torch.randn(world * b, dim, generator=generator, dtype=torch.float64)
@@ -582,7 +574,7 @@ def test_strength_rises_while_more_bits_get_through_than_the_target_and_falls_wh
 
 
 def test_strength_finds_the_target_on_features_that_can_be_moved() -> None:
-    """The task wants z where it was, CEM wants it together: where they balance is for the target to say."""
+    """The task pulls z back to where it was, CEM pulls it together; the target decides where they balance."""
     wanted, y = features(1.0)
     z = wanted.clone().requires_grad_()
     surrogate = surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1)

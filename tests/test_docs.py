@@ -1,4 +1,4 @@
-"""The pages on surrogates name every option, and their tables and commands are those of the files and the program."""
+"""Pages of docs/ have a row for every option, their tables agree with results/, and the program understands their commands."""
 
 import dataclasses
 import importlib.util

@@ -56,7 +56,7 @@ def test_every_command_line_of_the_readme_is_understood(monkeypatch: pytest.Monk
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):
+    for target in re.findall(r"^    make ([\w-]+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
 
 

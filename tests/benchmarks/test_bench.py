@@ -1,4 +1,4 @@
-"""Every surrogate has its cost measured, a loop over classes computes the same loss, and what got worse is told."""
+"""`splitveil bench` measures every surrogate, and says which ratios got worse than those of an earlier file."""
 
 import copy
 import importlib.util

@@ -8,7 +8,7 @@ from splitveil.device.launch import Repeated, largest_divisor, one_by_one
 
 
 class Noted:
-    """In place of a graph: runs the body, and counts."""
+    """Stands in for a captured graph: runs the body and counts the launches."""
 
     launches: list[int]
 
@@ -21,7 +21,7 @@ class Noted:
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, count: int, calls: int, device: str = "cuda") -> tuple[int, int]:
-    """Steps and launches of these calls."""
+    """Count the steps and the launches of these calls."""
     monkeypatch.setattr("splitveil.device.launch.Captured", Noted)
     Noted.launches, steps = [], []
     some = Repeated(one_by_one(lambda: steps.append(1)), count, torch.device(device), calls=calls)

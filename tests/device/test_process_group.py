@@ -1,4 +1,4 @@
-"""Two processes with half the batch each do what one process does with the whole."""
+"""Two processes that take half of each batch train the weights that one process trains."""
 
 import os
 import subprocess
@@ -19,8 +19,10 @@ def furthest(a: Run, b: Run) -> float:
     return max(float((left[name] - right[name]).abs().max() / left[name].abs().max()) for name in left)
 
 
-# The surrogate's Adam divides gradients by their size, and with them their rounding errors.
-@pytest.mark.parametrize(("surrogate", "tolerance"), [("uniform", 1e-5), ("slots", 2e-4)])
+# The Adam of slots divides gradients by their size, and so enlarges their rounding errors. Uniform has no parameters to train.
+@pytest.mark.parametrize(
+    ("surrogate", "tolerance"), [("slots", 2e-4), pytest.param("uniform", 1e-5, marks=pytest.mark.slow)]
+)
 def test_two_processes_give_the_weights_of_one(surrogate: str, tolerance: float, pictures: Path, tmp_path: Path):
     flags = f"""
         --data npz --data.path {pictures} --splits.task 512 --splits.validation 100 --splits.auxiliary 100
@@ -29,9 +31,8 @@ def test_two_processes_give_the_weights_of_one(surrogate: str, tolerance: float,
     """.split()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "splitveil", "train", *flags, "--runs", str(tmp_path)]
-    done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("validation accuracy") == 1  # only the first process speaks
     one, _, _ = train_run(tmp_path / "one", parse(flags))
@@ -41,5 +42,7 @@ def test_two_processes_give_the_weights_of_one(surrogate: str, tolerance: float,
     assert furthest(one, two) < tolerance
     assert furthest(one, undefended) > 1e-3  # so CEM had its part in what is equal
     assert [line["cem_steps"] for line in two.metrics()] == [line["cem_steps"] for line in one.metrics()] == [0, 4]
-    assert [line["accuracy"] for line in two.metrics()] == [line["accuracy"] for line in one.metrics()]
+    # Rounding may move one of the 100 images over the border between two classes.
+    accuracy = [line["accuracy"] for line in one.metrics()]
+    assert [line["accuracy"] for line in two.metrics()] == pytest.approx(accuracy, abs=0.0101)
     train_run(tmp_path / "two", parse(flags))  # one process finds it finished

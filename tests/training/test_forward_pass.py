@@ -47,6 +47,7 @@ def test_features_are_those_of_every_image_in_order_also_of_the_last_and_smaller
     assert model.training
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("compiler")
 def test_compiled_the_features_are_the_same() -> None:

@@ -173,7 +173,7 @@ def test_a_run_without_complaints_is_told_nothing(capsys: pytest.CaptureFixture[
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Let validation find these accuracies, epoch by epoch."""
+    """Make validation report these accuracies, one for each epoch."""
     validate = train.validate
     monkeypatch.setattr(train, "validate", lambda *a: validate(*a) | {"accuracy": values[a[-1]]})
 
@@ -251,22 +251,9 @@ def test_without_gaussian_noise_the_bits_are_null(small: list[str], tmp_path: Pa
 
 
 def test_training_learns_what_can_be_learnt(small: list[str], tmp_path: Path):
-    run, _, _ = train_run(
-        tmp_path,
-        parse(
-            [
-                *small,
-                "--train.epochs",
-                "8",
-                "--cem.strength",
-                "0",
-                "--train.augment.no-flip",
-                "--train.augment.crop",
-                "0",
-            ]
-        ),
-    )
-    assert run.metrics()[-1]["accuracy"] > 0.9
+    flags = ["--train.epochs", "8", "--cem.strength", "0", "--train.augment.no-flip", "--train.augment.crop", "0"]
+    run, _, _ = train_run(tmp_path, parse([*small, *flags]))
+    assert run.metrics()[-1]["accuracy"] > 0.9  # chance is 0.25; twelve seeds end with 0.975 to 1
     assert run.metrics()[-1]["cem_steps"] == 0
 
 
@@ -295,7 +282,7 @@ def test_label_smoothing_momentum_and_weight_decay_reach_the_step(small: list[st
 
 
 def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: Path):
-    """Else the corrected command would be refused, because the folder holds a run with other settings."""
+    """Otherwise the corrected command would be refused, because the folder holds a run with other settings."""
     for flags in (
         ["--train.epochs", "0"],
         ["--defences.1.sigma", "0"],
@@ -308,14 +295,10 @@ def test_a_refused_setting_leaves_no_folder_behind(small: list[str], tmp_path: P
 
 
 def test_two_threads_train_the_same_weights_twice(tmp_path: Path) -> None:
-    """The shapes of the demo, where sums over threads could come in any order."""
-    flags = "--splits.task 512 --splits.validation 100 --splits.auxiliary 100 --defences bottleneck,gaussian"
-    config = parse(
-        [
-            *flags.split(),
-            *["--cem.surrogate", "rate", "--cem.warmup", "0", "--train.epochs", "2", "--train.batch", "64"],
-        ]
-    )
+    """Two steps with the shapes of the demo. The gradient of `mean[y]` would make one step differ: threads add in any order."""
+    flags = "--splits.task 128 --splits.validation 100 --splits.auxiliary 100 --defences bottleneck,gaussian"
+    more = "--cem.surrogate rate --cem.warmup 0 --train.epochs 1 --train.batch 64"
+    config = parse([*flags.split(), *more.split()])
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -420,6 +403,7 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
         train_runs(configs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("compiler")
 def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
