@@ -7,7 +7,7 @@ import torch
 from summaries import CEILING, attack_result
 from torch import Tensor, nn
 
-from splitveil.attacks.threat import AUXILIARY, ThreatModel
+from splitveil.attacks.threat import OWN_IMAGES, ThreatModel
 from splitveil.channel import Channel
 from splitveil.defences import Defence, build
 from splitveil.evaluation.channel_modes import mode_difference
@@ -205,8 +205,8 @@ def test_who_knows_more_may_beat_a_white_box_attack(more: dict[str, Any]) -> Non
 
 
 def test_who_has_better_images_may_beat_a_white_box_attack() -> None:
-    for i, ours in enumerate(AUXILIARY):
-        for j, theirs in enumerate(AUXILIARY):
+    for i, ours in enumerate(OWN_IMAGES):
+        for j, theirs in enumerate(OWN_IMAGES):
             assert weaker(replace(WHITE, auxiliary=ours), replace(BLACK, auxiliary=theirs)) == (j <= i)
 
 
