@@ -152,7 +152,6 @@ class Plant:
     attacks: tuple[dict[str, Any], ...] = (attack("ridge"),)
     model: str = "wire"
     cem: dict[str, Any] | None = None
-    epochs: int = 1
 
 
 NOISE = defence("gaussian", sigma=0.5)
@@ -172,8 +171,8 @@ PLANTS: dict[str, Plant] = {
     ),
     "attention-collapsed": Plant(
         "`small` trained with CEM and the surrogate `gated` in its preset `as_written`, whose gates learn to shut",
-        (NOISE,), model="small", epochs=6,
-        cem={"surrogate": "gated", "gated": {"preset": "as_written"}, "warmup": 0, "lr": 0.1},
+        (NOISE,), model="small",
+        cem={"surrogate": "gated", "gated": {"preset": "as_written"}, "warmup": 0, "lr": 0.2},
     ),
     "whitebox-weaker": Plant(
         "Gaussian noise; beside `ridge` a `refine` of no steps, from a decoder of one epoch", (NOISE,),
@@ -223,7 +222,7 @@ def flags_of(plant: Plant, name: str, shelf: Path) -> dict[str, list[str]]:
         "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / "small.npz")},
         "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
         "defences": list(plant.defences), "attacks": list(plant.attacks), "cem": plant.cem or {},
-        "train": {"epochs": plant.epochs, "batch": 32, "augment": {"crop": 0, "flip": False}},
+        "train": {"epochs": 1, "batch": 32, "augment": {"crop": 0, "flip": False}},
     })  # fmt: skip
     run, splits, device = train_run(shelf / name, config)
     attack_run(run, splits, device)
