@@ -42,7 +42,7 @@ def test_identity_falls_with_the_quality_of_the_reconstruction(
     garments: tuple[DeviceImages, DeviceImages], judges: dict[str, Judge]
 ) -> None:
     x, y = next(garments[1].in_order(300))
-    blurred = F.avg_pool2d(x, 3, 1, 1)
+    blurred = (x + F.avg_pool2d(x, 3, 1, 1)) / 2
     embed = judges["embedder"].embed
     itself, near, mean = (search(embed(x), embed(guess), y) for guess in (x, blurred, x.mean(0).expand_as(x)))
     assert itself.cosine.min() > 0.999 and itself.same_image.mean() > 0.99
