@@ -83,9 +83,7 @@ def rescale(kind: str, lr: float) -> float:
         return 1.0
     if kind == "capped":
         return min(1.0, 1e-3 / max(lr, 1e-12))
-    if kind == "reference":
-        return 1.0 if lr < 4.1e-4 else 1e-3 / lr
-    raise UserError(f"cem: lr_rescale is {kind!r}, must be 'capped', 'reference' or 'off'")
+    return 1.0 if lr < 4.1e-4 else 1e-3 / lr
 
 
 def ramped(epoch: int, warmup: int, ramp: int) -> float:
@@ -129,7 +127,6 @@ class CEM(nn.Module):
             raise unknown("option of CEM", min(unknown_ones), [f.name for f in fields(CEMConfig)])
         self.config = CEMConfig(**options)
         check_options(self.config, "cem: ")
-        rescale(self.config.lr_rescale, 1.0)
         if self.config.target_bits is not None and not sigma:
             raise UserError("cem: target_bits needs Gaussian noise (the bound is infinite without); add 'gaussian'")
         self.surrogate, self.sigma = surrogate, sigma

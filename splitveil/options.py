@@ -14,8 +14,9 @@ Checks that need more than one option stay in the method's class. This file impo
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cache
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class UserError(ValueError):
@@ -58,10 +59,25 @@ def option(default: Any, *, above: float = -inf, at_least: float = -inf, below: 
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
+@cache
+def choices(config: type) -> dict[str, tuple[Any, ...]]:
+    """The allowed values of each option whose type is a Literal; None is among them if the option may be left out."""
+    found = {}
+    for name, hint in get_type_hints(config).items():
+        literals = [arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal]
+        if literals:
+            found[name] = (*get_args(literals[0]), *([None] if type(None) in get_args(hint) else []))
+    return found
+
+
 def check_options(config: Any, where: str) -> None:
-    """Refuse the first option of a config that is out of bounds; `where` begins the message."""
+    """Refuse the first option of a config that is out of bounds or not one of its choices; `where` begins the message."""
+    known = choices(type(config))
     for field in dataclasses.fields(config):
         bounds, value = field.metadata.get("bounds"), getattr(config, field.name)
         if bounds is not None and not bounds.allow(value):
             remedy = f"; {bounds.remedy}" if bounds.remedy else ""
             raise UserError(f"{where}{field.name} is {value}, must be {bounds}{remedy}")
+        if field.name in known and value not in known[field.name]:
+            said = ", ".join(repr(choice) for choice in known[field.name] if choice is not None)
+            raise UserError(f"{where}{field.name} is {value!r}, must be one of {said}")

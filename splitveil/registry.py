@@ -12,13 +12,12 @@ This file imports no torch, so `splitveil --help` stays fast.
 import dataclasses
 import difflib
 import importlib
-import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from splitveil.options import UserError, check_options
 
@@ -53,12 +52,8 @@ class Entry:
         return doc.strip().split("\n")[0]
 
     def configure(self, options: dict[str, Any]) -> Any:
-        """Make a Config instance from options by name. It refuses an unknown option and a value that is not a choice."""
+        """Make a Config instance from options by name. It refuses an unknown option; the Config refuses a wrong value."""
         self.check_names(options)
-        for option, choices in self.choices().items():
-            if option in options and options[option] not in choices:
-                said = ", ".join(repr(choice) for choice in choices if choice is not None)
-                raise UserError(f"{self.kind} {self.name!r}: {option} is {options[option]!r}, must be one of {said}")
         return self.config(**options)
 
     def check_names(self, options: dict[str, Any]) -> None:
@@ -68,26 +63,15 @@ class Entry:
             if option not in known:
                 raise unknown(f"option of {self.kind} {self.name!r}", option, known)
 
-    def choices(self) -> dict[str, tuple[Any, ...]]:
-        """The allowed values of each option whose type is a Literal."""
-        found = {}
-        for option, hint in get_type_hints(self.config).items():
-            literals = [arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal]
-            if literals:
-                found[option] = (*get_args(literals[0]), *([None] if type(None) in get_args(hint) else []))
-        return found
-
     def make(self, given: dict[str, Any] | None = None, **options: Any) -> Any:
         """Build the method from options. `given` holds arguments that are not options, such as the dimensions of z."""
         return self.make_from(self.configure(options), **(given or {}))
 
     def make_from(self, config: Any, **given: Any) -> Any:
         """Build the method from a Config instance. A class gets the config, a function gets its fields as plain arguments."""
-        if "config" in inspect.signature(self.build).parameters:
+        if isinstance(self.build, type):
             return self.build(config, **given)
-        used = [field.name for field in dataclasses.fields(config) if field.metadata.get("build", True)]
-        fields = {name: getattr(config, name) for name in used}
-        return self.build(**given, **fields)
+        return self.build(**given, **{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 
 class Registry:

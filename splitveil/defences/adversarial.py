@@ -34,7 +34,7 @@ class Config:
     """Weight of the penalty in the task loss."""
     likeness: Literal["ssim", "mse"] = "ssim"
     """What the edge is punished for: similarity above `target`, or a small error."""
-    target: float = 0.5
+    target: float = option(0.5, at_least=-1, at_most=1)
     """s, the SSIM that is tolerated."""
     blocks: int = option(4, at_least=1)
     """N of the proxy decoder res N# C#."""
