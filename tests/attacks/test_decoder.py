@@ -207,7 +207,7 @@ def test_sixteen_releases_of_an_image_say_more_than_one_and_are_what_it_asks_for
     channel = Channel([defences.build("gaussian", sigma=0.5)])
     errors = []
     for n in (1, 16):
-        attack = small(repeats=n, epochs=6, width=4)
+        attack = small(repeats=n, epochs=6)
         assert attack.requires.observations == n
         rebuilt, x = attacked(attack, nn.AvgPool2d(2), channel, crops(0, 256), crops(1000, 1050))
         errors.append(mse(rebuilt, x).mean().item())

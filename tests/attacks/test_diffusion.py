@@ -214,12 +214,12 @@ def test_it_is_polished_where_that_helps_on_own_images_and_does_not_fit_noise() 
     assert clear.facts_["own_mse"] < 0.01 * clear.facts_["sampled_mse"]
     assert rough.prior_ is None
 
-    noise = 0.5 * torch.randn(private().shape, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(private().shape, generator=torch.Generator().manual_seed(1))
     seen = Observation((private() + noise).unsqueeze(1))
-    noisy, rough = (built(epochs=8, guidance=3.0, polish=steps).fit(access(sigma=0.5)) for steps in (40, 0))
+    noisy, rough = (built(epochs=8, guidance=3.0, polish=steps).fit(access(sigma=1.0)) for steps in (40, 0))
     error, before = (mse(attack.reconstruct(seen), private()).mean() for attack in (noisy, rough))
     fitted_to_noise = noisy._polished(seen.z, rough.reconstruct(seen), 0.0)
-    assert error < 1.02 * before < 0.8 * mse(fitted_to_noise, private()).mean()
+    assert error < 1.02 * before < 0.9 * mse(fitted_to_noise, private()).mean()
 
 
 def test_a_step_of_sampling_waits_for_nobody() -> None:

@@ -50,9 +50,9 @@ def test_the_verdicts_are_binary_cross_entropies() -> None:
 
 
 def test_a_strong_feature_critic_changes_the_simulator() -> None:
-    attack = attacks.build("sdar", **SMALL | {"iterations": 5, "lambda1": 1.0, "feature_critic_lr": 1e-2})
+    attack = attacks.build("sdar", **SMALL | {"iterations": 5, "lambda1": 100.0, "feature_critic_lr": 1e-2})
     attack.fit(granted(attack))
-    assert attack.facts_["task_losses"][-1] != pytest.approx(fitted().facts_["task_losses"][4], rel=1e-4)
+    assert attack.facts_["task_losses"][1:] != pytest.approx(fitted().facts_["task_losses"][1:5], rel=1e-3)
 
 
 def test_classes_are_one_hot_or_unknown() -> None:
@@ -71,11 +71,12 @@ def test_an_unknown_class_is_the_same_to_the_decoder_whatever_the_cloud_says() -
 
 @pytest.mark.parametrize("z_shape", [(3, 8, 8), (16, 12), (17, 12), (5,)], ids=str)
 def test_features_of_any_shape_can_be_told_with_a_class(z_shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
     z, y = torch.randn(4, *z_shape), one_hot(torch.tensor([0, 1, 2, 0]), 3, True)
     assert WithClass(z_shape, 3, 4, lambda shape: critic(shape, 4))(z, y).shape == (4, 1)
     net = WithClass(z_shape, 3, 4, lambda shape: res_decoder(shape, (1, 16, 16), 0, 4)).eval()
     assert net(z, y).shape == (4, 1, 16, 16)
-    assert not torch.equal(net(z, y)[0], net(z, y.roll(-1, 0))[0])
+    assert not torch.equal(net(z, y), net(z, y.roll(-1, 0)))
 
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

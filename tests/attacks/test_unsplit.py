@@ -19,9 +19,13 @@ def fitted() -> attacks.Attack:
 
 
 def test_the_clone_comes_to_explain_the_features() -> None:
-    attack = fitted()
-    assert len(attack.losses_) == 8
-    assert attack.losses_[-1] < 0.7 * attack.losses_[0]
+    """Over three seeds: some clones begin near the edge."""
+    losses = []
+    for seed in range(3):
+        attack = attacks.build("unsplit", seed=seed, **SMALL | {"clone_lr": 1e-2})
+        losses.append(attack.fit(granted(attack)).losses_)
+        assert len(losses[-1]) == 8
+    assert sum(course[-1] for course in losses) < 0.5 * sum(course[0] for course in losses)
 
 
 def test_it_has_features_and_an_architecture_and_nothing_else() -> None:
