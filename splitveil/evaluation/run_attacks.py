@@ -134,5 +134,5 @@ def trained_weights(run: Run) -> str:
     """The digest of a run's weights, which must be there."""
     digest = weights_digest(run.folder)
     if digest is None:
-        raise UserError(f"{run.folder} has no weights; train the run first")
+        raise UserError(f"{run.folder / 'weights' / 'last.safetensors'} is missing; train the run first")
     return digest

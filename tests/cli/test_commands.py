@@ -19,7 +19,7 @@ from splitveil.__main__ import COMMANDS, main
 from splitveil.cli.arguments import parse
 from splitveil.cli.commands import runs_in
 from splitveil.config import from_dict, to_dict
-from splitveil.evaluation import run_attacks as attacking
+from splitveil.evaluation import attack_folder
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run, read_json
 from splitveil.training.run import train_run
@@ -251,7 +251,7 @@ def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Callabl
     assert facts["n_images"] == 120
     assert len(facts["losses"]) == facts["options"]["epochs"] == 1
     assert "decoder knows: " in outcome.err
-    samples = attacking.read_samples(run_folder / "attacks" / "decoder-0")
+    samples = attack_folder.read_samples(run_folder / "attacks" / "decoder-0")
     assert samples["original"].shape == samples["rebuilt"].shape == (12, 1, 16, 16)
 
     outcome = splitveil("evaluate", run_folder.parent)  # the folder of runs stands for the runs in it
@@ -305,7 +305,7 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
         def stop(*args: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(attacking, "write_tensors", stop)
+        patch.setattr(attack_folder, "write_tensors", stop)
         assert splitveil("attack", run_folder).code == 130
     config.write_text(before)
     assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
