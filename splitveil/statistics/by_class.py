@@ -1,4 +1,4 @@
-"""Per-class moments of a batch in two matrix products: the statistics that every surrogate starts from."""
+"""Moments of each class of a batch in two matrix products, and what goes with them."""
 
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class Spread(torch.autograd.Function):
 
 
 def members(y: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """[b] numbers below n -> [b, n], 1 in the own column; `one_hot` would need eight bytes for each."""
+    """[b] numbers below n -> [b, n], 1 in the column of that number; `one_hot` would need eight bytes for each."""
     return (y.unsqueeze(1) == torch.arange(n, device=y.device)).to(dtype)
 
 
@@ -62,7 +62,7 @@ def order_in_class(member: Tensor) -> Tensor:
 
 
 def over_classes(value: Tensor, count: Tensor) -> Tensor:
-    """Sum_c beta_c value_c with beta_c = share of the batch; classes of fewer than two samples have no spread and drop out."""
+    """Sum_c beta_c value_c, beta_c the share of the batch; a class of fewer than two samples has no spread and drops out."""
     return (value * torch.where(count > 1, count, 0)).sum() / count.sum().clamp_min(1)
 
 

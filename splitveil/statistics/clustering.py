@@ -1,4 +1,4 @@
-"""k-means and Gaussian mixtures of all classes at once, on the device: what surrogates with modes do in `refresh`.
+"""k-means and Gaussian mixtures of all classes at once, on the device.
 
     k-means    assign each sample to its nearest centre, move each centre to the mean of its samples, until nothing changes
     mixture    E: r_nj ~ pi_j N(x_n; mu_j, S_j)        M: pi_j, mu_j, S_j = share, mean, covariance of the samples under r_nj
@@ -93,7 +93,7 @@ def blocks(features: Tensor, labels: Tensor, classes: int, extra: int = 0) -> It
 
 
 def measurable(features: Tensor) -> Tensor:
-    """[N], the samples that distances can be measured of: squares of the others overflow."""
+    """[N], true for the samples whose distances can be measured; the squares of the others overflow."""
     return torch.linalg.vector_norm(features, dim=1).isfinite()
 
 
@@ -152,7 +152,7 @@ def membership(own: Tensor, mask: Tensor, clusters: int) -> Tensor:
 
 
 def revive(block: Block, centre: Tensor, used: Tensor, empty: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty clusters go to the samples of their class that are farthest from their centres, unless those are there already."""
+    """Move empty clusters to the samples of their class that are farthest from their centres, if any are away from them."""
     far = ((block.x.square().sum(2) + near).clamp_min(0) * block.mask).topk(min(empty.shape[1], block.x.shape[1]))
     rank = empty.cumsum(1) - 1  # the first empty cluster takes the farthest, the second the next
     enough = rank < far.values.shape[1]
@@ -236,7 +236,7 @@ def kmeans(
 
 
 def given_to(block: Block, start: Clusters | None, clusters: int) -> tuple[Tensor, Tensor]:
-    """The centres that a block starts from, and which of them there are; those that are not lie in the middle of the class."""
+    """The centres that a block starts from, and which of them exist; one that does not lies in the middle of the class."""
     c, d = len(block.x), block.x.shape[2]
     if start is None:
         return block.x.new_zeros(c, clusters, d), block.x.new_zeros(c, clusters, dtype=torch.bool)

@@ -3,7 +3,7 @@
     diagonal   1/2 sum_d log(1 + v_cd / sigma^2)
     full       1/2 log det(I + Cov_c / sigma^2)
 
-Letters: b batch, c classes, g padded groups, n places of a group, d dimensions.
+Letters: b batch, c classes, d dimensions.
 """
 
 import torch
@@ -36,11 +36,3 @@ def full_rate(z: Tensor, y: Tensor, mean: Tensor, count: Tensor, sigma: float) -
         gram = (centred @ centred.T) * (y.unsqueeze(0) == y.unsqueeze(1))  # [b, b]
         return member @ log_diagonal(gram)
     return log_diagonal(torch.einsum("cb,bd,be->cde", member, centred, centred)).sum(-1)  # [c, d, d] -> [c]
-
-
-def full_rate_of_groups(x: Tensor, mask: Tensor, mean: Tensor, sigma: float) -> Tensor:
-    """The same for padded groups, [g, n, d] -> [g] nats."""
-    total = mask.sum(1).clamp_min(1)
-    centred = (x - mean.unsqueeze(1)) * (mask / (total * sigma**2).sqrt().unsqueeze(1)).unsqueeze(2)
-    gram = centred @ centred.mT if x.shape[1] < x.shape[2] else centred.mT @ centred
-    return log_diagonal(gram).sum(-1)

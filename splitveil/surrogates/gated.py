@@ -169,12 +169,12 @@ class Gated(Surrogate[Any]):
         self.requires_grad_(self.config.gate_objective != "stopgrad")
 
     def variances(self, groups: Groups, *weights: Tensor, of: Tensor | None = None) -> Tensor:
-        """Under each of s weights [g, n]: [s, g, d]; `of` stands in the place of the groups' samples."""
+        """Variance under each of s weights [g, n], [s, g, d]; `of` takes the place of the groups' samples."""
         x = groups.x if of is None else of
         return weighted_moments(x, torch.stack(weights, 2)).variance.transpose(0, 1)
 
     def summed(self, variance: Tensor) -> Tensor:
-        """As the hinge is to see it: [..., d], or its trace [..., 1]."""
+        """The variance that the hinge sees: [..., d], or its trace [..., 1]."""
         return variance.sum(-1, keepdim=True) if self.config.form == "trace" else variance
 
     def penalty(self, variance: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
-from splitveil.statistics.rates import diagonal_rate, full_rate_of_groups
+from splitveil.statistics.rates import diagonal_rate, log_diagonal
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_class, skipped_groups, weighted_moments
 
@@ -30,6 +30,14 @@ from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_cl
 class Config(GroupConfig):
     form: Literal["diagonal", "full"] = "diagonal"
     """Per-dimension bound, or the tighter one with the whole covariance (needs many samples of a class)."""
+
+
+def full_rate_of_groups(x: Tensor, mask: Tensor, mean: Tensor, sigma: float) -> Tensor:
+    """1/2 log det(I + Cov / sigma^2) of padded groups, [g, n, d] -> [g] nats; through the smaller of the two Gram matrices."""
+    total = mask.sum(1).clamp_min(1)
+    centred = (x - mean.unsqueeze(1)) * (mask / (total * sigma**2).sqrt().unsqueeze(1)).unsqueeze(2)
+    gram = centred @ centred.mT if x.shape[1] < x.shape[2] else centred.mT @ centred
+    return log_diagonal(gram).sum(-1)
 
 
 @SURROGATES.register("rate", Config)

@@ -11,7 +11,7 @@ from splitveil.statistics.by_class import members, order_in_class
 
 
 class Bank(nn.Module):
-    """Ring buffer of features by class; `push` a batch, `recall` what is known of some classes."""
+    """Ring buffer of features by class: `push` takes in a batch, `recall` gives what is remembered of some classes."""
 
     rows: Tensor
     written: Tensor
@@ -24,7 +24,7 @@ class Bank(nn.Module):
 
     @torch.no_grad()
     def push(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
-        """Remember [b, d] features, of each class the last ones; none if `finite` is false, no row whose sum is not finite."""
+        """Remember the last of [b, d] features of each class; none if `finite` is false, and no row whose sum is not finite."""
         keep = finite & z.sum(1).isfinite()
         member = members(y, self.classes, torch.float32) * keep.unsqueeze(1)  # [b, c]
         counts = member.sum(0).long()
@@ -37,9 +37,9 @@ class Bank(nn.Module):
         self.written += counts
 
     def recall(self, label: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-        """[g, 1] classes, and how far back to look [g, n] -> features, and where there is one [g, n]; 0 is the newest.
+        """The features of [g, 1] classes at [g, n] places back in time, 0 the newest; and [g, n], true where there is one.
 
-        Features are [g n + 1, d], zero where there is none; the last row is always so.
+        Features are [g n + 1, d]; a row is zero where there is none, and so is the last row always.
         """
         written = self.written[label]
         known = (back >= 0) & (back < written.clamp_max(self.size))
