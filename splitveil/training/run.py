@@ -57,7 +57,8 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
             # DistributedDataParallel's threads must end before the process group does, and a process's first training is
             # part of a reference cycle that only the collector frees.
             trainings.clear()
-            gc.collect()
+            if world > 1:
+                gc.collect()
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
     return [(run, splits, device) for run, (splits, _) in zip(runs, built)]

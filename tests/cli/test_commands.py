@@ -145,7 +145,7 @@ def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome
         ("train --train.batch 100000", ["train.batch is 100000, but there are 5000 task images"]),
         ("train --defences gaussian --defences.0.sigma 0", ["sigma is 0.0, must be above 0"]),
         ("train --cem.surrogate rate", ["'rate' needs Gaussian noise"]),
-        ("train --cem.surrogate uniform --cem.strength -1", ["strength is -1.0, must be 0 or more"]),
+        ("train --cem.surrogate uniform --cem.strength -1", ["strength is -1.0, must be at least 0"]),
         ("train --model.cut conv9", ["unknown cut 'conv9'", "conv"]),
         ("train --device cud", ["device 'cud' is not usable here", "--device auto"]),
         ("train --splits.task 2", ["train.batch is 128, but there are 2 task images; lower it"]),
@@ -359,7 +359,7 @@ def test_ctrl_c_is_one_line_and_130(
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("splitveil.cli.commands.build_splits", interrupted)
+    monkeypatch.setattr("splitveil.training.run.build_splits", interrupted)
     outcome = splitveil("train", *small)
     assert (outcome.code, outcome.err) == (130, "stopped; the same command goes on from the last checkpoint\n")
 
