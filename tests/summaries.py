@@ -3,7 +3,7 @@
 from typing import Any
 
 from splitveil.attacks.threat import ThreatModel
-from splitveil.evaluation.summary import AttackResult, Part, Summary
+from splitveil.evaluation.summary import AttackResult, Part, Summary, WorstCase
 from splitveil.metrics.cost import Cost
 
 CEILING = 0.1
@@ -30,3 +30,10 @@ def summary(name: str = "first", *attacks: AttackResult, **changes: Any) -> Summ
         "environment": {"torch": "2", "commit": None},
     }  # fmt: skip
     return Summary(**usual | changes)
+
+
+def worst_of(mse: float = 0.02, ssim: float = 0.6, psnr: float = 17.5) -> WorstCase:
+    """A worst case over two attacks: means as given, tails beyond them, intervals of 0.001 on both sides."""
+    means = {"mse": mse, "mse_q05": mse / 4, "ssim": ssim, "ssim_q95": ssim + 0.15, "psnr": psnr, "psnr_q95": psnr + 4}
+    intervals = {f"{name}_ci95": (value - 0.001, value + 0.001) for name, value in means.items()}
+    return WorstCase(attacks=("ridge", "decoder"), n_images=50, lowest={"ridge": 1.0}, **means, **intervals)  # type: ignore[arg-type]

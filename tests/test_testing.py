@@ -3,23 +3,16 @@
 import hashlib
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from summaries import summary
+from summaries import summary, worst_of
 
 from splitveil.evaluation.conditions import Condition, broken, parse_condition
-from splitveil.evaluation.summary import RaisedFlag, WorstCase, write_summary
+from splitveil.evaluation.summary import RaisedFlag, write_summary
 from splitveil.registry import UserError
 from splitveil.testing import assert_leakage
-
-WORST = WorstCase(
-    attacks=("ridge", "decoder"), n_images=1000, lowest={"ridge": 1.0}, mse=0.02, mse_ci95=(0.02, 0.02), mse_q05=0.01,
-    mse_q05_ci95=(0.01, 0.01), ssim=0.6, ssim_ci95=(0.6, 0.6), ssim_q95=0.8, ssim_q95_ci95=(0.8, 0.8), psnr=17.5,
-    psnr_ci95=(17.5, 17.5), psnr_q95=20.0, psnr_q95_ci95=(20.0, 20.0),
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -32,7 +25,7 @@ def write(folder: Path, **changes: Any) -> Path:
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     (folder / "weights" / "last.safetensors").write_bytes(b"weights")
     usual = {
-        "worst_case": WORST, "flags": (RaisedFlag("metric-ceiling", "95 %"),),
+        "worst_case": worst_of(), "flags": (RaisedFlag("metric-ceiling", "95 %"),),
         "weights_sha256": hashlib.sha256(b"weights").hexdigest(),
     }  # fmt: skip
     write_summary(folder, summary(**usual | changes))
@@ -60,7 +53,7 @@ def test_all_that_is_out_of_bounds_is_said_in_one_message(run: Path) -> None:
 
 def test_a_worst_case_that_is_no_number_keeps_no_limit(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ssim is nan"):
-        assert_leakage(write(tmp_path / "run", worst_case=replace(WORST, ssim=float("nan"))), ssim_below=0.99)
+        assert_leakage(write(tmp_path / "run", worst_case=worst_of(ssim=float("nan"))), ssim_below=0.99)
 
 
 def test_what_cannot_be_judged_is_a_mistake_and_not_a_pass(run: Path, tmp_path: Path) -> None:

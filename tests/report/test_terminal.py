@@ -1,16 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from summaries import attack_result, summary
+from summaries import attack_result, summary, worst_of
 
-from splitveil.evaluation.summary import RaisedFlag, Summary, WorstCase
+from splitveil.evaluation.summary import RaisedFlag, Summary
 from splitveil.report.terminal import print_table
-
-WORST = WorstCase(
-    attacks=("ridge",), n_images=50, lowest={"ridge": 1.0}, mse=0.008, mse_ci95=(0.007, 0.009), mse_q05=0.002,
-    mse_q05_ci95=(0.002, 0.002), ssim=0.75, ssim_ci95=(0.7, 0.8), ssim_q95=0.9, ssim_q95_ci95=(0.9, 0.9), psnr=21.0,
-    psnr_ci95=(20.0, 22.0), psnr_q95=25.0, psnr_q95_ci95=(25.0, 25.0),
-)  # fmt: skip
 
 
 def run(**attacks: tuple[float, float, float]) -> Summary:
@@ -37,7 +31,7 @@ def test_the_table_fits_eighty_columns_and_shows_names_as_they_are(capsys: pytes
 
 
 def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys: pytest.CaptureFixture[str]) -> None:
-    first = replace(run(ridge=(0.02, 0.7, 17.0)), worst_case=WORST)
+    first = replace(run(ridge=(0.02, 0.7, 17.0)), worst_case=worst_of(mse=0.008, ssim=0.75, psnr=21.0))
     seeds = [replace(first, name=f"a-seed{i}-strength4", seed=i, weights_sha256=str(i)) for i in (0, 1)]
     print_table([*seeds, run(), replace(run(), skipped={"mask": "why [not]"})])
     out = " ".join(capsys.readouterr().out.split())
