@@ -68,8 +68,8 @@ class Ripple(Defence):
 class OnlyInTraining(Defence):
     """nn.Dropout stops at inference; the rounding does not."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
         self.dropout = nn.Dropout(0.2)
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
