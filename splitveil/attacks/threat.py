@@ -3,7 +3,7 @@
 An attack gets these two objects and nothing else, so the threat model is enforced by what they hold:
 
 - What a threat model denies is None in Access.
-- Neither object holds a private image. Only `splitveil.evaluation.run_attacks` has both the images and their reconstructions.
+- Neither object holds a private image. Only `splitveil.evaluation.score` has both the images and their reconstructions.
 - No attribute of a query leads to the edge behind it, and `Untrained` holds none of the victim's parameters.
 
 Python hides no memory: code that digs in a function's closure finds the edge there. A test asserts that no attack does.
