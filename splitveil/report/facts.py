@@ -9,6 +9,7 @@ from typing import Any
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import weights_digest
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
+from splitveil.metrics import PerImage, per_image_metrics
 from splitveil.registry import UserError
 from splitveil.runs import Run
 
@@ -207,6 +208,12 @@ def people(runs: list[Shown]) -> list[tuple[Shown, dict[str, AttackResult]]]:
         for run in runs
     ]
     return [(run, attacks) for run, attacks in found if attacks]
+
+
+def further_metrics(runs: list[Shown]) -> dict[str, PerImage | None]:
+    """The metrics that have no column of their own, by name; None stands for one that this version does not have."""
+    names = [name for run in runs for attack in run.summary.attacks.values() for name in attack.more]
+    return {name: per_image_metrics().get(name) for name in names}
 
 
 def cautions(runs: list[Shown]) -> list[str]:

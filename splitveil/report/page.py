@@ -8,7 +8,18 @@ from typing import Any
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult
 from splitveil.report import figures
-from splitveil.report.facts import Shown, cautions, guarantees, judged, people, percent, probed, small, verdict
+from splitveil.report.facts import (
+    Shown,
+    cautions,
+    further_metrics,
+    guarantees,
+    judged,
+    people,
+    percent,
+    probed,
+    small,
+    verdict,
+)
 from splitveil.report.pictures import Grid, grids
 
 
@@ -37,6 +48,7 @@ def page(runs: list[Shown]) -> str:
         judged=judged(runs),
         probed=probed(runs),
         people=people(runs),
+        further=further_metrics(runs),
         worst_cases=[(run, run.summary.worst_case) for run in runs if run.summary.worst_case],
         skipped=[(run, name, why) for run in runs for name, why in run.summary.skipped.items()],
         trade_off=trade_off and Markup(trade_off),
