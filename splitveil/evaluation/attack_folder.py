@@ -18,6 +18,7 @@ from torch import Tensor
 from splitveil.attacks import label_of
 from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.summary import AttackRecord, AttackResult, attack_record, to_json
+from splitveil.metrics import per_image_metrics
 from splitveil.metrics.residual import residual_share
 from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
 
@@ -28,6 +29,8 @@ JUDGED = (
     "same_identity_original",
 )  # fmt: skip
 """What judges say of each image; see judges.py."""
+OWN_FIELDS = ("mse", "ssim", "psnr", "lpips", "residual", "residual_ceiling")
+"""Metrics that have fields of their own in AttackResult; the means of all others are in `more`."""
 
 
 def attack_folder(run: Run, config: Any) -> Path:
@@ -81,9 +84,11 @@ def read_attack(folder: Path, ceiling_mse: float) -> AttackResult:
     means: dict[str, Any] = {name: float(rows[name].mean()) for name in ("mse", "ssim", "psnr")}
     intervals: dict[str, Any] = {f"{name}_ci95": mean_interval(rows[name]) for name in means}
     others: dict[str, Any] = {name: average(rows, name) for name in ("lpips", *JUDGED)}
+    further = {name: average(rows, name) for name in per_image_metrics() if name not in OWN_FIELDS}
     return AttackResult(
         **vars(record), **means, **intervals, **others, mse_over_ceiling=means["mse"] / ceiling_mse,
         residual_share=residual_share(rows["residual"], rows["residual_ceiling"]) if "residual" in rows else None,
+        more={name: mean for name, mean in further.items() if mean is not None},
     )  # fmt: skip
 
 

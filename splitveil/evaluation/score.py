@@ -13,9 +13,7 @@ from splitveil.attacks import Attack
 from splitveil.attacks.threat import Observation, ThreatModel
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
-from splitveil.metrics import image as metrics
-from splitveil.metrics.lpips import lpips_or_why
-from splitveil.metrics.residual import within_class
+from splitveil.metrics import per_image_metrics
 from splitveil.rng import stream
 from splitveil.split_model import SplitModel
 from splitveil.training.build import Parts
@@ -44,26 +42,20 @@ def on_the_wire(parts: Parts, images: DeviceImages, seed: int) -> Tensor:
 def score(attack: Attack, parts: Parts, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:
     """One row for each test image, and all reconstructions. The noise comes from a seed that the attack does not know."""
     generator = stream(test.device, seed, "observation")
-    rows: dict[str, list[Tensor]] = {"mse": [], "psnr": [], "ssim": []}
+    metrics = per_image_metrics()
+    columns: dict[str, list[Tensor]] = {}
     rebuilt = []
     for x, observation in observe(parts.model, parts.channel, test, attack.requires, generator):
         guess = attack.reconstruct(observation)
         if guess.shape != x.shape:
             raise RuntimeError(f"{type(attack).__name__} gave {tuple(guess.shape)} for images of {tuple(x.shape)}")
-        for name, values in rows.items():
-            values.append(getattr(metrics, name)(guess, x))
+        for name, metric in metrics.items():
+            if not metric.by_class and (values := metric.measure(guess, x)) is not None:
+                columns.setdefault(name, []).append(values)
         rebuilt.append(guess)
-    everything = torch.cat(rebuilt)
-    table = {name: torch.cat(values) for name, values in rows.items()}
-    table |= beyond_pixels(test.take(slice(None)), everything, test) | {"label": test.labels}
-    return {name: values.cpu().numpy() for name, values in table.items()}, everything
-
-
-def beyond_pixels(x: Tensor, rebuilt: Tensor, test: DeviceImages) -> dict[str, Tensor]:
-    """Of each image: what is wrong beyond the class's mean, the most that it can be, and LPIPS if its weights are installed."""
-    residual = within_class(x, rebuilt, test.labels, test.classes)
-    found = {"residual": residual.rows, "residual_ceiling": residual.ceiling}
-    metric, _ = lpips_or_why()
-    if metric is not None:
-        found["lpips"] = metric.to(x.device)(x, rebuilt)
-    return found
+    everything, x = torch.cat(rebuilt), test.take(slice(None))
+    for name, metric in metrics.items():
+        if metric.by_class and (values := metric.measure(everything, x, test.labels, test.classes)) is not None:
+            columns[name] = [values]
+    columns["label"] = [test.labels]
+    return {name: torch.cat(values).cpu().numpy() for name, values in columns.items()}, everything

@@ -94,6 +94,8 @@ class AttackResult(AttackRecord):
     same_image: float | None = None
     same_identity: float | None = None
     same_identity_original: float | None = None
+    more: dict[str, float] = field(default_factory=dict)
+    """Metrics without a field of their own, by name."""
     mse_over_ceiling: float
 
     @property

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splitveil.metrics import per_image
 
+
+@per_image("mse", higher_hides=True, equal=0.0)
 def mse(x: Tensor, y: Tensor) -> Tensor:
     return (x - y).square().flatten(1).mean(1)
 
 
+@per_image("psnr", higher_hides=False, equal=100.0, unit="dB")
 def psnr(x: Tensor, y: Tensor) -> Tensor:
     """In dB; 100 dB for identical images, so that means stay finite."""
     return -10 * mse(x, y).clamp_min(1e-10).log10()
@@ -25,6 +29,7 @@ def gaussian_window(size: int, sigma: float, like: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
+@per_image("ssim", higher_hides=False, equal=1.0)
 def ssim(x: Tensor, y: Tensor, size: int = 11, sigma: float = 1.5) -> Tensor:
     if min(x.shape[-2:]) <= size // 2:
         raise ValueError(f"ssim needs images of more than {size // 2} x {size // 2} pixels, got {tuple(x.shape[-2:])}")

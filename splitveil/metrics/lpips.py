@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.data.arrays_only import read_arrays
+from splitveil.metrics import per_image
 from splitveil.registry import UserError
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
@@ -130,3 +131,10 @@ def lpips_or_why(path: str | Path | None = None) -> tuple[LPIPS | None, str]:
     if not found.is_file():
         return None, f"LPIPS is left out: there is no file {found}; {REMEDY}"
     return LPIPS(read_weights(found)).eval(), ""
+
+
+@per_image("lpips", higher_hides=True, equal=0.0)
+def lpips(x: Tensor, y: Tensor) -> Tensor | None:
+    """The distance of each pair; None where AlexNet's weights are not installed."""
+    metric, _ = lpips_or_why()
+    return None if metric is None else metric.to(x.device)(x, y)

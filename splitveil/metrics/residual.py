@@ -16,18 +16,12 @@ prototypes, however good they look, has share 1; noise on top of them brings it 
 residual: NaN.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from splitveil.metrics import per_image
 from splitveil.metrics.image import mse
-
-
-class Residual(NamedTuple):
-    rows: Tensor  # [n], NaN for the only image of a class
-    ceiling: Tensor  # [n], the same for reconstructions that are alike within each class
 
 
 def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -37,12 +31,17 @@ def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:
     return flat - (total / y.bincount(minlength=classes).clamp_min(1).unsqueeze(1))[y]
 
 
-def within_class(x: Tensor, rebuilt: Tensor, y: Tensor, classes: int) -> Residual:
-    """Residual error of each image; x and its reconstructions [n, c, h, w], labels [n]."""
+@per_image("residual", higher_hides=True, equal=0.0, by_class=True)
+def residual(rebuilt: Tensor, x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Residual error of each image, NaN for the only image of a class; labels y [n]."""
     own, other = (less_class_mean(images, y, classes) for images in (x, rebuilt))
-    alone = y.bincount(minlength=classes)[y] < 2
-    rows, ceiling = mse(own, other), own.square().mean(1)
-    return Residual(rows.masked_fill(alone, torch.nan), ceiling.masked_fill(alone, torch.nan))
+    return mse(own, other).masked_fill(y.bincount(minlength=classes)[y] < 2, torch.nan)
+
+
+@per_image("residual_ceiling", higher_hides=True, equal=None, by_class=True)
+def residual_ceiling(rebuilt: Tensor, x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """The residual of reconstructions that are alike within each class, whatever was rebuilt."""
+    return residual(torch.zeros_like(x), x, y, classes)
 
 
 def residual_share(rows: np.ndarray, ceiling: np.ndarray) -> float | None:

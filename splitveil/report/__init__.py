@@ -2,8 +2,9 @@
 
     write_report([Path("runs/demo/none"), Path("runs/demo/gaussian")], Path("runs/demo/report.html"))
 
-The first folder is what the others are compared with. facts.py reads and words, figures.py draws, pictures.py lays out
-reconstructions, page.py fills report.html; nothing is computed that `evaluate` has not measured.
+The first folder is what the others are compared with. Each section is a panel of its own in panels/, and page.py puts them into
+report.html. facts.py reads and words, figures.py and pictures.py help panels to draw; nothing is computed that `evaluate` has not
+measured.
 """
 
 from importlib.util import find_spec

@@ -8,6 +8,7 @@ from typing import Any
 
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import weights_digest
+from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
 from splitveil.registry import UserError
 from splitveil.runs import Run
@@ -172,41 +173,18 @@ def faced(run: Shown) -> dict[str, Any]:
     return {name: usual | attack.options for name, attack in run.summary.attacks.items() if attack.finite}
 
 
-def guarantees(runs: list[Shown]) -> list[tuple[Shown, str, list[dict[str, float]]]]:
-    """(run, defence, a row for each number of releases) of the defences that guarantee something."""
-    return [
-        (run, name, report["guarantees"])
-        for run in runs
-        for name, report in zip(run.summary.defences, run.summary.reports)
-        if report.get("guarantees")
-    ]
-
-
 def judged(runs: list[Shown]) -> bool:
     """True if a judge has looked at a reconstruction of any of them."""
     return any(attack.recognised is not None for run in runs for attack in run.summary.attacks.values())
 
 
-def probed(runs: list[Shown]) -> list[tuple[Shown, list[tuple[str, str, dict[str, float]]]]]:
-    """(run, (what was probed, for which attribute, accuracies)) of what is sent and of what the strongest attack rebuilds."""
-    found = []
+def raised_flags(runs: list[Shown]) -> list[dict[str, Any]]:
+    """Each raised flag once, with where it was raised and what to do about it."""
+    where: dict[str, list[tuple[Shown, str]]] = {}
     for run in runs:
-        places = {"what is sent": run.summary.probes}
-        if run.strongest is not None:
-            places[f"what {run.strongest.attack} rebuilds"] = run.strongest.probes
-        rows = [(place, attribute, row) for place, known in places.items() for attribute, row in known.items()]
-        if rows:
-            found.append((run, rows))
-    return found
-
-
-def people(runs: list[Shown]) -> list[tuple[Shown, dict[str, AttackResult]]]:
-    """(run, its attacks) where somebody is on the images."""
-    found = [
-        (run, {name: row for name, row in run.summary.attacks.items() if row.identity_cosine is not None})
-        for run in runs
-    ]
-    return [(run, attacks) for run, attacks in found if attacks]
+        for raised in run.summary.flags:
+            where.setdefault(raised.flag, []).append((run, raised.detail))
+    return [{"name": name, "known": FLAGS.get(name), "where": places} for name, places in where.items()]
 
 
 def cautions(runs: list[Shown]) -> list[str]:

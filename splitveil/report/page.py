@@ -1,51 +1,67 @@
-"""The page: puts facts, figures and pictures into report.html and escapes everything that a run wrote."""
+"""The page: puts the panels into report.html, in order, and escapes everything that a run wrote."""
 
+import re
 from collections.abc import Callable
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
-from splitveil.evaluation.flags import FLAGS
-from splitveil.evaluation.summary import AttackResult
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
 from splitveil.report import figures
-from splitveil.report.facts import Shown, cautions, guarantees, judged, people, percent, probed, small, verdict
-from splitveil.report.pictures import Grid, grids
+from splitveil.report.facts import Shown, cautions, judged, percent, raised_flags, small, verdict
+
+HERE = files("splitveil.report")
 
 
 def page(runs: list[Shown]) -> str:
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    here = files("splitveil.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.loader = FunctionLoader(source)
     environment.filters.update(FILTERS)
-    environment.filters["swatch"] = lambda run: Markup(figures.swatch(run.slot))
+    shared: dict[str, Any] = {
+        "runs": runs,
+        "same_test": len({run.test_set for run in runs}) == 1,
+        "judged": judged(runs),
+        "worst_cases": [(run, run.summary.worst_case) for run in runs if run.summary.worst_case],
+        "flags": raised_flags(runs),
+    }
     headline, detail = verdict(runs)
-    trade_off = figures.trade_off(runs)
-    inside, at_zero = figures.inside(runs)
-    return environment.from_string((here / "report.html").read_text(encoding="utf-8")).render(
-        css=Markup((here / "report.css").read_text(encoding="utf-8")),
-        runs=runs,
+    return environment.get_template("report.html").render(
+        shared,
+        css=Markup(source("report.css")),
         headline=headline,
         detail=detail,
         cautions=cautions(runs),
-        grids=grids([(run, run.strongest) for run in runs if run.strongest is not None]),
-        by_attack=by_attack(runs),
-        same_test=len({run.test_set for run in runs}) == 1,
-        threats=threats(runs),
-        guarantees=guarantees(runs),
-        judged=judged(runs),
-        probed=probed(runs),
-        people=people(runs),
-        worst_cases=[(run, run.summary.worst_case) for run in runs if run.summary.worst_case],
-        skipped=[(run, name, why) for run in runs for name, why in run.summary.skipped.items()],
-        trade_off=trade_off and Markup(trade_off),
-        curves=[(title, text, Markup(drawing)) for title, text, drawing in figures.curves(runs)],
-        inside=[(title, text, Markup(drawing)) for title, text, drawing in inside],
-        at_zero=at_zero,
-        histograms=[(run, Markup(drawing)) for run, drawing in figures.histograms(runs)],
-        flags=flags(runs),
+        panels=[rendered(environment, name, shared) for name in panel_names()],
     )
+
+
+def source(file: str) -> str:
+    return (HERE / file).read_text(encoding="utf-8")
+
+
+def panel_names() -> list[str]:
+    """Every template of panels/, by the place that its first line gives."""
+
+    def place(template: str) -> int:
+        if (found := re.match(r"\{# place (\d+)", source(f"panels/{template}"))) is None:
+            raise ValueError(f"the first line of panels/{template} must give its place: {{# place 40: … #}}")
+        return int(found[1])
+
+    templates = [file.name for file in (HERE / "panels").iterdir() if file.name.endswith(".html")]
+    return [name.removesuffix(".html") for name in sorted(templates, key=lambda name: (place(name), name))]
+
+
+def rendered(environment: Environment, name: str, shared: dict[str, Any]) -> Markup:
+    """The HTML of a panel; empty if it hides itself."""
+    module = f"splitveil.report.panels.{name}"
+    own = import_module(module).context(shared["runs"]) if find_spec(module) else {}
+    if own is None:
+        return Markup()
+    return Markup(environment.get_template(f"panels/{name}.html").render(shared | own) + "\n")
 
 
 def number(form: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -67,29 +83,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "digits": number(lambda value: f"{float(f'{value:.3g}'):g}"),
     "short": number(lambda value: f"{value:g}"),
     "duration": number(duration),
+    "swatch": lambda run: figures.swatch(run.slot),
     "tied": lambda text: text.replace(" %", "\u00a0%"),  # no line break between a number and its unit
 }
-
-
-def by_attack(runs: list[Shown]) -> dict[str, list[Grid]]:
-    """The pictures of every attack, each with all runs that faced it."""
-    faced: dict[str, list[tuple[Shown, AttackResult]]] = {}
-    for run in runs:
-        for name, attack in run.summary.attacks.items():
-            faced.setdefault(name, []).append((run, attack))
-    return {name: grids(chosen) for name, chosen in faced.items()}
-
-
-def threats(runs: list[Shown]) -> list[tuple[str, dict[str, str]]]:
-    """What each attack knows; an attack stands here twice if it knew more in one run than in another."""
-    every = [(name, attack.threat) for run in runs for name, attack in run.summary.attacks.items()]
-    return [(name, threat.describe()) for name, threat in dict.fromkeys(every)]
-
-
-def flags(runs: list[Shown]) -> list[dict[str, Any]]:
-    """Each raised flag once, with where it was raised and what to do about it."""
-    where: dict[str, list[tuple[Shown, str]]] = {}
-    for run in runs:
-        for raised in run.summary.flags:
-            where.setdefault(raised.flag, []).append((run, raised.detail))
-    return [{"name": name, "known": FLAGS.get(name), "where": places} for name, places in where.items()]

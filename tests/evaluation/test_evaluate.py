@@ -8,13 +8,17 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from splitveil import metrics
 from splitveil.cli.arguments import parse
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import Batch, Defence, build
+from splitveil.evaluation.attack_folder import read_rows
 from splitveil.evaluation.evaluate import ceiling_mse, collapse_of, evaluate_run, wilson
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import read_summary
+from splitveil.report import write_report
+from splitveil.runs import read_json
 from splitveil.training.run import train_run
 
 
@@ -129,3 +133,25 @@ def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lac
     assert before.recognised_original is before.attacks["mean_image"].recognised is None
     assert "no judge was asked when these attacks were run" in (before.no_judge or "")
     assert before.attacks["mean_image"].mse == summary.attacks["mean_image"].mse
+
+
+def test_a_new_metric_is_measured_summed_up_and_shown_because_it_is_registered(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "PER_IMAGE", dict(metrics.per_image_metrics()))
+
+    @metrics.per_image("worst_pixel", higher_hides=True, equal=0.0, unit="of 255")
+    def worst_pixel(rebuilt: Tensor, x: Tensor) -> Tensor:
+        return 255 * (rebuilt - x).abs().flatten(1).amax(1)
+
+    run, splits, device = train_run(tmp_path / "run", parse(small))
+    attack_run(run, splits, device)
+    evaluate_run(run, splits, device)
+    rows = read_rows(run.folder / "attacks" / f"mean_image-{run.config.seed}")
+    found = read_json(run.folder / "summary.json")["attacks"]["mean_image"]["more"]
+    assert rows["worst_pixel"].shape == (120,)
+    assert found == {"worst_pixel": pytest.approx(rows["worst_pixel"].mean())}
+    page = write_report([run.folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    _, _, table = page.partition("<h3>Further metrics</h3>")
+    assert "worst_pixel, of 255 <small" in table
+    assert f'<td>mean_image</td><td class="n">{found["worst_pixel"]:.3g}</td>' in table

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
@@ -22,9 +23,10 @@ from splitveil.evaluation.flags import Evidence, raised
 from splitveil.evaluation.summary import AttackRecord, AttackResult, Part, read_summary, to_json, write_summary
 from splitveil.evaluation.worst_case import worst_case
 from splitveil.registry import UserError
-from splitveil.report import write_report
+from splitveil.report import page, panels, write_report
 from splitveil.report.facts import distinct_labels, faced, read_runs, small, without_paths
-from splitveil.report.figures import front, inside, quantities
+from splitveil.report.panels.inside import inside, quantities
+from splitveil.report.panels.trade_off import front
 from splitveil.report.pictures import LARGEST, grids, strip
 from splitveil.runs import Run, write_json, write_tensors
 
@@ -228,6 +230,27 @@ def test_a_run_that_was_not_attacked_has_a_report_that_says_so(make: Maker, tmp_
     assert "<img" not in html
     both = text_of(html_of([make("plain"), make("bare", {})], tmp_path))
     assert "bare was not attacked" in both
+
+
+def test_a_new_panel_is_shown_at_its_place_because_its_files_lie_there(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path(page.__file__).parent, tmp_path / "report")
+    folder, runs = tmp_path / "report" / "panels", [make("a<b")]
+    monkeypatch.setattr(page, "HERE", tmp_path / "report")
+    monkeypatch.setattr(panels, "__path__", [*panels.__path__, str(folder)])
+    (folder / "plain.html").write_text("{# place 95: made up #}\n<p>plain {{ runs[0].label }}</p>\n")
+    (folder / "counted.html").write_text("{# place 96: made up #}\n<p>{{ runs|length }} of {{ count }}</p>\n")
+    (folder / "counted.py").write_text("def context(runs):\n    return {'count': 7} if len(runs) == 1 else None\n")
+    html = html_of(runs, tmp_path / "out")
+    flags, new, cost = (
+        html.index(text) for text in ('<h2 id="flags">', "<p>plain a&lt;b</p>\n\n<p>1 of 7</p>", '<h2 id="cost">')
+    )
+    assert flags < new < cost
+    assert "of 7" not in html_of([*runs, make()], tmp_path / "out")
+    (folder / "plain.html").write_text("<p>nowhere</p>")
+    with pytest.raises(ValueError, match=r"first line of panels/plain.html must give its place: \{# place 40"):
+        html_of(runs, tmp_path / "out")
 
 
 def test_markup_in_names_is_shown_and_not_obeyed(make: Maker, tmp_path: Path) -> None:
