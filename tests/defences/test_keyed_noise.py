@@ -174,12 +174,6 @@ def test_a_batch_is_fast_enough_to_serve(monkeypatch: pytest.MonkeyPatch) -> Non
     assert min(times) < 0.05  # of the CPU's time, whatever else runs here
 
 
-@pytest.mark.parametrize("sigma", [0.0, -0.1, float("inf"), float("nan")])
-def test_noise_that_is_none_is_refused(sigma: float) -> None:
-    with pytest.raises(UserError, match="defence 'keyed_noise': sigma is"):
-        defences.build("keyed_noise", sigma=sigma)
-
-
 @pytest.mark.parametrize("other", ["dropout", "gaussian"])
 def test_beside_a_defence_that_draws_afresh_it_is_refused_with_the_remedy(other: str) -> None:
     stages = torch.nn.Sequential()

@@ -151,9 +151,3 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path):
 def test_a_missing_folder_is_asked_for(path: str):
     with pytest.raises(UserError, match="is not a folder; set path"):
         DATASETS["folder"].make(path=path)
-
-
-@pytest.mark.parametrize("size", [0, -3, 7, 1025])
-def test_sizes_out_of_bounds_are_refused(size: int, tmp_path: Path):
-    with pytest.raises(UserError, match=f"size is {size}, must be at least 8 and at most 1024"):
-        make(tmp_path, size=size)
