@@ -175,14 +175,11 @@ def test_a_users_own_loop_of_six_lines_gets_the_same_gradients_as_two_passes() -
     assert_equal_gradients(grads(net), expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "lr", "rho"),
-    [
-        ("off", 0.1, 1.0), ("off", 1e-5, 1.0),
-        ("capped", 1e-5, 1.0), ("capped", 1e-3, 1.0), ("capped", 4e-3, 0.25), ("capped", 0.1, 0.01), ("capped", 0.0, 1.0),
-        ("reference", 4.09e-4, 1.0), ("reference", 4.1e-4, 1e-3 / 4.1e-4), ("reference", 5e-4, 2.0), ("reference", 0.1, 0.01),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "lr", "rho"), [
+    ("off", 0.1, 1.0), ("off", 1e-5, 1.0),
+    ("capped", 1e-5, 1.0), ("capped", 1e-3, 1.0), ("capped", 4e-3, 0.25), ("capped", 0.1, 0.01), ("capped", 0.0, 1.0),
+    ("reference", 4.09e-4, 1.0), ("reference", 4.1e-4, 1e-3 / 4.1e-4), ("reference", 5e-4, 2.0), ("reference", 0.1, 0.01),
+])  # fmt: skip
 def test_the_learning_rate_rescaling_has_its_published_values(kind: str, lr: float, rho: float) -> None:
     assert rescale(kind, lr) == pytest.approx(rho, rel=1e-12)
 

@@ -171,17 +171,14 @@ def test_behind_a_look_at_x_no_earlier_noise_bounds_anything() -> None:
     assert sigma == 0.4
 
 
-@pytest.mark.parametrize(
-    ("stack", "first", "total"),
-    [
-        ([], None, None),
-        ([defences.build("none"), defences.build("bottleneck")], None, None),
-        ([defences.build("bottleneck"), noise(0.2)], 0.2, 0.2),
-        ([noise(0.3), defences.build("quantise"), noise(0.4)], 0.3, 0.5),
-        ([noise(0.3), Peek()], None, 0.3),
-        ([noise(0.3), Peek(), noise(0.4)], 0.4, 0.5),
-    ],
-)
+@pytest.mark.parametrize(("stack", "first", "total"), [
+    ([], None, None),
+    ([defences.build("none"), defences.build("bottleneck")], None, None),
+    ([defences.build("bottleneck"), noise(0.2)], 0.2, 0.2),
+    ([noise(0.3), defences.build("quantise"), noise(0.4)], 0.3, 0.5),
+    ([noise(0.3), Peek()], None, 0.3),
+    ([noise(0.3), Peek(), noise(0.4)], 0.4, 0.5),
+])  # fmt: skip
 def test_sigma_is_that_of_the_first_noise_that_bounds_and_the_total_that_of_all(
     stack: list[Defence], first: float | None, total: float | None
 ) -> None:

@@ -127,14 +127,10 @@ def test_the_images_that_a_threat_model_speaks_of_are_given_whatever_they_are(ki
     assert grant(ThreatModel(auxiliary=kind), model, channel, own, CPU, 0).auxiliary is own  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("threat", "expected"),
-    [
-        (ThreatModel(), False), (ThreatModel(cloud_weights=True), False), (ThreatModel(labels=True), True),
-        (ThreatModel(cloud_weights=True, queries=False), True), (ThreatModel(labels=True, auxiliary="none"), False),
-    ],
-    ids=["black box", "logits", "label of the target", "through the cloud", "no images"],
-)  # fmt: skip
+@pytest.mark.parametrize(("threat", "expected"), [
+    (ThreatModel(), False), (ThreatModel(cloud_weights=True), False), (ThreatModel(labels=True), True),
+    (ThreatModel(cloud_weights=True, queries=False), True), (ThreatModel(labels=True, auxiliary="none"), False),
+], ids=["black box", "logits", "label of the target", "through the cloud", "no images"])  # fmt: skip
 def test_who_needs_the_classes_of_own_images(threat: ThreatModel, expected: bool) -> None:
     assert threat.own_classes == expected
 

@@ -57,14 +57,11 @@ def test_of_the_same_flag_the_last_one_counts():
     assert parse(["--train.no-bf16", "--train.bf16"]).train.bf16
 
 
-@pytest.mark.parametrize(
-    ("flags", "value"),
-    [
-        (["--train.weight-decay", "0.1"], 0.1),
-        (["--train.weight_decay", "1e-1"], 0.1),
-        (["--train.weight-decay=.1"], 0.1),
-    ],
-)
+@pytest.mark.parametrize(("flags", "value"), [
+    (["--train.weight-decay", "0.1"], 0.1),
+    (["--train.weight_decay", "1e-1"], 0.1),
+    (["--train.weight-decay=.1"], 0.1),
+])  # fmt: skip
 def test_dashes_underscores_and_equals_signs_are_all_right(flags: list[str], value: float):
     assert parse(flags).train.weight_decay == value
 
@@ -134,33 +131,30 @@ def test_options_are_kept_where_a_name_stays_and_dropped_where_it_changes(recipe
     assert config.cem.strength == 2.0
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--train.epoch", "3"], "unknown flag '--train.epoch'; did you mean '--train.epochs'?"),
-        (["--train.no-bf61"], "did you mean '--train.no-bf16'?"),
-        (["--defence", "gaussian"], "did you mean '--defences'?"),
-        (["--train.epochs", "ten"], "--train.epochs is 'ten', must be of type int"),
-        (["--train.epochs", "1.5"], "--train.epochs is '1.5', must be of type int"),
-        (["--train.lr", "fast"], "--train.lr is 'fast', must be of type float"),
-        (["--train.bf16=maybe"], "--train.bf16 is 'maybe', must be of type bool"),
-        (["--train.no-bf16=true"], "unknown flag '--train.no-bf16'"),
-        (["--train.schedule", "linear"], "--train.schedule is 'linear', must be one of 'cosine', 'milestones'"),
-        (["--train.milestones", "1", "x"], "--train.milestones is 'x', must be of type int"),
-        (["--cem.sigma", "low"], "--cem.sigma is 'low', must be of type float"),
-        (["--train.epochs"], "--train.epochs needs a value"),
-        (["--train.epochs", "--seed", "1"], "--train.epochs needs a value"),
-        (["--model"], "--model needs a value: NAME"),
-        (["--model", "--seed", "1"], "--model needs a value: NAME"),
-        (["--seed", "1", "recipe.toml"], "unexpected argument 'recipe.toml'; a recipe comes first"),
-        (["--train.bf16", "maybe"], "unexpected argument 'maybe'"),
-        (["-x"], "unexpected argument '-x'"),
-        (["--cem.surrogate", "raet"], "unknown surrogate 'raet'; did you mean 'rate'?"),
-        (["--defences", "bottleneck,"], "unknown defence ''"),
-        (["--defences.7.sigma", "1"], "unknown flag '--defences.7.sigma'"),
-        (["--cem.surrogate.form", "full"], "unknown flag '--cem.surrogate.form'"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--train.epoch", "3"], "unknown flag '--train.epoch'; did you mean '--train.epochs'?"),
+    (["--train.no-bf61"], "did you mean '--train.no-bf16'?"),
+    (["--defence", "gaussian"], "did you mean '--defences'?"),
+    (["--train.epochs", "ten"], "--train.epochs is 'ten', must be of type int"),
+    (["--train.epochs", "1.5"], "--train.epochs is '1.5', must be of type int"),
+    (["--train.lr", "fast"], "--train.lr is 'fast', must be of type float"),
+    (["--train.bf16=maybe"], "--train.bf16 is 'maybe', must be of type bool"),
+    (["--train.no-bf16=true"], "unknown flag '--train.no-bf16'"),
+    (["--train.schedule", "linear"], "--train.schedule is 'linear', must be one of 'cosine', 'milestones'"),
+    (["--train.milestones", "1", "x"], "--train.milestones is 'x', must be of type int"),
+    (["--cem.sigma", "low"], "--cem.sigma is 'low', must be of type float"),
+    (["--train.epochs"], "--train.epochs needs a value"),
+    (["--train.epochs", "--seed", "1"], "--train.epochs needs a value"),
+    (["--model"], "--model needs a value: NAME"),
+    (["--model", "--seed", "1"], "--model needs a value: NAME"),
+    (["--seed", "1", "recipe.toml"], "unexpected argument 'recipe.toml'; a recipe comes first"),
+    (["--train.bf16", "maybe"], "unexpected argument 'maybe'"),
+    (["-x"], "unexpected argument '-x'"),
+    (["--cem.surrogate", "raet"], "unknown surrogate 'raet'; did you mean 'rate'?"),
+    (["--defences", "bottleneck,"], "unknown defence ''"),
+    (["--defences.7.sigma", "1"], "unknown flag '--defences.7.sigma'"),
+    (["--cem.surrogate.form", "full"], "unknown flag '--cem.surrogate.form'"),
+])  # fmt: skip
 def test_a_mistake_is_one_line_that_names_it(flags: list[str], message: str):
     with pytest.raises(UserError) as error:
         parse(flags)

@@ -43,17 +43,11 @@ def test_milestones_multiply_by_gamma_from_their_epoch_on():
     assert [learning_rate(config, epoch) for epoch in range(6)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"batch": 1}, "train.batch is 1, must be at least 2"),
-        ({"lr": math.nan}, "train.lr is nan, must be above 0; 0.05 is a good start"),
-        (
-            {"augment": AugmentConfig(rotate=math.inf)},
-            "train.augment.rotate is inf, must be a finite number; 15",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"batch": 1}, "train.batch is 1, must be at least 2"),
+    ({"lr": math.nan}, "train.lr is nan, must be above 0; 0.05 is a good start"),
+    ({"augment": AugmentConfig(rotate=math.inf)}, "train.augment.rotate is inf, must be a finite number; 15"),
+])  # fmt: skip
 def test_a_bad_setting_is_refused_with_its_value_and_bound(wrong: dict[str, object], message: str):
     configs.Config(train=TrainConfig(batch=16))
     with pytest.raises(UserError, match=re.escape(message)):
@@ -173,15 +167,12 @@ def best_epoch(folder: Path) -> int | None:
     return json.loads(read_tensors(file)[1]["weights"])["epoch"] if file.exists() else None
 
 
-@pytest.mark.parametrize(
-    ("flags", "best"),
-    [
-        (["--cem.surrogate", "none"], 0),
-        (["--cem.warmup", "1"], 1),
-        (["--cem.warmup", "1", "--cem.ramp", "1"], 3),  # epoch 1 has half the strength, 2 and 3 have all
-        (["--cem.warmup", "4"], None),
-    ],
-)
+@pytest.mark.parametrize(("flags", "best"), [
+    (["--cem.surrogate", "none"], 0),
+    (["--cem.warmup", "1"], 1),
+    (["--cem.warmup", "1", "--cem.ramp", "1"], 3),  # epoch 1 has half the strength, 2 and 3 have all
+    (["--cem.warmup", "4"], None),
+])  # fmt: skip
 def test_best_weights_come_only_from_epochs_at_full_strength(
     flags: list[str], best: int | None, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -177,16 +177,13 @@ def test_a_finished_run_is_not_touched_again(small: list[str], tmp_path: Path):
     assert {p for p in tmp_path.rglob("*") if p.is_file()} == {*before, tmp_path / "config.toml"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--train.lr", "0.1"], "train.lr: 0.05, not 0.1"),
-        (["--seed", "1"], "seed: 0, not 1"),
-        (["--defences.1.sigma", "0.2"], "defences.1.sigma: 0.1, not 0.2"),
-        (["--cem.surrogate", "rate"], "cem.surrogate: 'uniform', not 'rate'"),
-        (["--defences", "bottleneck"], "defences.1.name: 'gaussian', not None"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "named"), [
+    (["--train.lr", "0.1"], "train.lr: 0.05, not 0.1"),
+    (["--seed", "1"], "seed: 0, not 1"),
+    (["--defences.1.sigma", "0.2"], "defences.1.sigma: 0.1, not 0.2"),
+    (["--cem.surrogate", "rate"], "cem.surrogate: 'uniform', not 'rate'"),
+    (["--defences", "bottleneck"], "defences.1.name: 'gaussian', not None"),
+])  # fmt: skip
 def test_another_config_in_the_same_folder_is_refused_by_the_settings_name(
     flags: list[str], named: str, small: list[str], tmp_path: Path
 ):

@@ -71,27 +71,24 @@ def test_both_orders_of_channels_give_the_same_images(n: int, c: int, size: int)
     np.testing.assert_array_equal(channels_first(images, "auto", ""), images)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"images": GREY}, "has images but lacks labels"),
-        ({}, "has no arrays but lacks images"),
-        ({"images": GREY, "labels": LABELS, "test_images": GREY}, "lacks test_labels"),
-        ({"imgs": GREY, "labels": LABELS}, "did you mean 'images'"),
-        ({"images": GREY / 255, "labels": LABELS}, "float64, must be uint8"),
-        ({"images": GREY[0], "labels": LABELS}, r"shape \(16, 16\), must be"),
-        ({"images": GREY[:, :8], "labels": LABELS}, "8 x 16 pixels .* square"),
-        ({"images": GREY[:0], "labels": LABELS[:0]}, "holds 0 images"),
-        ({"images": GREY, "labels": LABELS[:5]}, r"shape \(5,\) for 6 images"),
-        ({"images": GREY, "labels": LABELS - 1}, "labels run over -1 … 1, must be within"),
-        ({"images": GREY, "labels": LABELS * 1e9}, "float64, must be an integer"),
-        ({"images": GREY, "labels": LABELS * 10**9}, "labels go up to 2000000000, must be below 100000"),
-        ({"images": GREY, "labels": LABELS.astype(str)}, "must be an integer"),
-        ({"images": GREY, "labels": LABELS, "classes": np.array(["a", "b"])}, "must be within 0 … 1"),
-        ({"images": GREY, "labels": LABELS, "identities": np.arange(5)}, r"identities has shape \(5,\)"),
-        ({"images": GREY, "labels": LABELS, "test_images": GREY[:, 4:, 4:], "test_labels": LABELS}, "one shape"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"images": GREY}, "has images but lacks labels"),
+    ({}, "has no arrays but lacks images"),
+    ({"images": GREY, "labels": LABELS, "test_images": GREY}, "lacks test_labels"),
+    ({"imgs": GREY, "labels": LABELS}, "did you mean 'images'"),
+    ({"images": GREY / 255, "labels": LABELS}, "float64, must be uint8"),
+    ({"images": GREY[0], "labels": LABELS}, r"shape \(16, 16\), must be"),
+    ({"images": GREY[:, :8], "labels": LABELS}, "8 x 16 pixels .* square"),
+    ({"images": GREY[:0], "labels": LABELS[:0]}, "holds 0 images"),
+    ({"images": GREY, "labels": LABELS[:5]}, r"shape \(5,\) for 6 images"),
+    ({"images": GREY, "labels": LABELS - 1}, "labels run over -1 … 1, must be within"),
+    ({"images": GREY, "labels": LABELS * 1e9}, "float64, must be an integer"),
+    ({"images": GREY, "labels": LABELS * 10**9}, "labels go up to 2000000000, must be below 100000"),
+    ({"images": GREY, "labels": LABELS.astype(str)}, "must be an integer"),
+    ({"images": GREY, "labels": LABELS, "classes": np.array(["a", "b"])}, "must be within 0 … 1"),
+    ({"images": GREY, "labels": LABELS, "identities": np.arange(5)}, r"identities has shape \(5,\)"),
+    ({"images": GREY, "labels": LABELS, "test_images": GREY[:, 4:, 4:], "test_labels": LABELS}, "one shape"),
+])  # fmt: skip
 def test_mistakes_are_named_in_one_line(arrays: dict[str, np.ndarray], message: str, tmp_path: Path):
     with pytest.raises(UserError, match=message) as error:
         make(tmp_path, "auto", **arrays)
