@@ -28,13 +28,9 @@ def measured_run(run: Path) -> Summary:
 
 
 def assert_leakage(
-    run: str | Path,
-    ssim_below: float | None = None,
-    mse_above: float | None = None,
-    psnr_below: float | None = None,
-    accuracy_above: float | None = None,
-    no_flags: Iterable[str] = (),
-) -> None:
+    run: str | Path, ssim_below: float | None = None, mse_above: float | None = None, psnr_below: float | None = None,
+    accuracy_above: float | None = None, no_flags: Iterable[str] = (),
+) -> None:  # fmt: skip
     """Fail unless the run keeps all limits that are given; one message names every number that is out of bounds."""
     unwanted = {no_flags} if isinstance(no_flags, str) else set(no_flags)
     for flag in unwanted:

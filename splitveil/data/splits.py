@@ -116,9 +116,7 @@ def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
     if config.by_identity:
         for name in ("validation", "auxiliary", "test"):
             if getattr(config, name) > 1:
-                raise UserError(
-                    f"splits: {name} is {getattr(config, name)}, must be a share up to 1 where by_identity is set"
-                )
+                raise UserError(f"splits: {name} is {getattr(config, name)}, must be a share up to 1 with by_identity")
         everything = source.train if source.test is None else joined(source.train, source.test)
         auxiliary, rest = cut_identities(everything, config.auxiliary, seed)
         left = {"task": 1 - config.test - config.validation, "validation": config.validation, "test": config.test}
