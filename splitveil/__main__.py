@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
             fail(f"the disk is full ({error.filename or 'while writing'}); free some space, then run it again")
         if error.errno is None or error.filename is None:
             raise
-        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path, or choose another with --runs")
+        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and rights, --runs chooses another folder")
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)

@@ -146,7 +146,7 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{folder} is in training by another process; wait or choose another --name") from None
+                raise UserError(f"{folder} is being trained by another process; wait or change --name") from None
         yield
 
 

@@ -548,9 +548,7 @@ def features(spread: float, b: int = 60) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("spread", "rises"), [(1.0, True), (0.01, False)])
-def test_strength_rises_while_more_bits_get_through_than_the_target_and_falls_while_fewer(
-    spread: float, rises: bool
-) -> None:
+def test_strength_rises_while_more_bits_get_through_than_the_target_and_falls_while_fewer(spread: float, rises: bool):
     surrogate = surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1)
     cem = CEM(surrogate, warmup=0, target_bits=5.0, target_rate=0.1, sigma=0.1)
     cem.schedule(0, 1e-3)

@@ -349,9 +349,7 @@ def test_the_perceptual_loss_is_least_for_the_image_itself_and_can_be_learnt() -
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_it_keeps_the_weights_that_do_best_on_images_it_did_not_learn_from(
-    ema: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_keeps_the_weights_that_do_best_on_images_it_did_not_learn_from(ema: float, monkeypatch: pytest.MonkeyPatch):
     own, learned = crops(0, 200), []
     take = Feed.next
 

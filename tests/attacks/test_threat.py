@@ -66,9 +66,7 @@ def test_the_architecture_comes_without_the_victims_parameters() -> None:
     access = grant(ThreatModel(architecture=True), model, channel, images(), CPU, 0)
     assert access.architecture is not None and access.edge is None
     first, second = access.architecture(), access.architecture()
-    victim = {
-        name: value for name, value in model.edge.named_parameters() if value.std() > 0
-    }  # not BatchNorm's ones and zeros
+    victim = {name: value for name, value in model.edge.named_parameters() if value.std() > 0}  # not BatchNorm's
     for name, value in victim.items():
         for edge in (first, second, access.architecture._template):
             assert dict(edge.named_parameters())[name].shape == value.shape

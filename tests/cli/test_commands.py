@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from safetensors.torch import load, save
@@ -25,13 +26,17 @@ from splitveil.runs import Run, read_json
 from splitveil.training.run import train_run
 
 
-class Outcome:
-    def __init__(self, code: object, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+class Outcome(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
 
 
 @pytest.fixture
-def splitveil(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def splitveil(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run a command in this process."""
 
     def run(*arguments: str | Path) -> Outcome:
@@ -109,20 +114,20 @@ def test_a_reader_that_has_enough_ends_the_command_quietly():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, splitveil: Callable[..., Outcome]):
+def test_every_command_has_help(command: str, splitveil: Cli):
     outcome = splitveil(command, "--help")
     assert outcome.code == 0
     assert outcome.out.startswith("usage: splitveil")
 
 
-def test_version_and_usage(splitveil: Callable[..., Outcome]):
+def test_version_and_usage(splitveil: Cli):
     from splitveil import __version__
 
     assert splitveil("--version").out == f"splitveil {__version__}\n"
     assert splitveil().out == splitveil("help").out == splitveil("-h").out
 
 
-def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome]):
+def test_list_names_everything_with_a_line_each(splitveil: Cli):
     lines = splitveil("list").out.splitlines()
     for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
         for name in registry.names():
@@ -178,21 +183,19 @@ def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome
     ("data check fashon", ["unknown data set 'fashon'; did you mean 'fashion'?"]),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: str, parts: list[str], splitveil: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: str, parts: list[str], splitveil: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     assert refused(splitveil(*arguments.split()), *parts)
     assert list(tmp_path.iterdir()) == []  # nothing is left that would stand in the way of the corrected command
 
 
-def test_a_recipe_that_is_no_toml_is_named_with_its_line(splitveil: Callable[..., Outcome], tmp_path: Path):
+def test_a_recipe_that_is_no_toml_is_named_with_its_line(splitveil: Cli, tmp_path: Path):
     (tmp_path / "recipe.toml").write_text("[train\nepochs = 3")
     assert refused(splitveil("train", tmp_path / "recipe.toml"), "recipe.toml is not valid TOML", "line 1")
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(
-    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
-):
+def test_a_folder_that_holds_something_else_is_left_alone(splitveil: Cli, small: list[str], tmp_path: Path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("Once upon a time")
     outcome = splitveil("train", *small, "--runs", tmp_path, "--name", "thesis")
@@ -203,7 +206,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     assert (tmp_path / "thesis" / "config.toml").read_text() == "Once upon a time"
 
 
-def test_a_run_of_another_schema_is_refused(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_a_run_of_another_schema_is_refused(splitveil: Cli, run_folder: Path):
     (run_folder / "schema.json").write_text('{"schema": 99}')
     assert refused(splitveil("evaluate", run_folder), "has schema 99, this splitveil reads 1")
     (run_folder / "schema.json").write_text("{")
@@ -212,7 +215,7 @@ def test_a_run_of_another_schema_is_refused(splitveil: Callable[..., Outcome], r
 
 @pytest.mark.parametrize("command", ["attack", "evaluate"])
 def test_weights_that_are_missing_cut_off_or_of_another_model_are_refused(
-    command: str, splitveil: Callable[..., Outcome], run_folder: Path
+    command: str, splitveil: Cli, run_folder: Path
 ):
     file = run_folder / "weights" / "last.safetensors"
     whole = file.read_bytes()
@@ -227,7 +230,7 @@ def test_weights_that_are_missing_cut_off_or_of_another_model_are_refused(
     assert refused(splitveil(command, run_folder), "last.safetensors is missing; train the run first")
 
 
-def test_a_state_that_is_none_is_refused(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_a_state_that_is_none_is_refused(splitveil: Cli, run_folder: Path):
     file = run_folder / "state" / "train.safetensors"
     file.write_bytes(save(load(file.read_bytes())))  # without our header
     arguments = ["train", run_folder / "config.toml", "--runs", run_folder.parent]
@@ -236,12 +239,12 @@ def test_a_state_that_is_none_is_refused(splitveil: Callable[..., Outcome], run_
     assert refused(splitveil(*arguments), "train.safetensors is not a safetensors file")
 
 
-def test_evaluate_before_attack_says_what_to_run(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_evaluate_before_attack_says_what_to_run(splitveil: Cli, run_folder: Path):
     outcome = splitveil("evaluate", run_folder)
     assert refused(outcome, "mean_image-0 has no attack on these weights", f"splitveil attack {run_folder}")
 
 
-def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Cli, run_folder: Path):
     outcome = splitveil("attack", run_folder)
     assert (outcome.code, outcome.out) == (0, f"{run_folder}: attacked by mean_image, decoder\n")
     facts = json.loads((run_folder / "attacks" / "decoder-0" / "attack.json").read_text())
@@ -261,9 +264,7 @@ def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Callabl
     assert summary["weights_sha256"] == facts["weights_sha256"]
 
 
-def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_change(
-    splitveil: Callable[..., Outcome], run_folder: Path
-):
+def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_change(splitveil: Cli, run_folder: Path):
     def stamps() -> dict[str, int]:
         return {p.parent.name: p.stat().st_mtime_ns for p in run_folder.glob("attacks/*/attack.json")}
 
@@ -290,7 +291,7 @@ def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_cha
 
 
 def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
-    splitveil: Callable[..., Outcome], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    splitveil: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Rows of the new attack beside the attack.json of the old one would be read as the old one's."""
     splitveil("attack", run_folder)
@@ -308,20 +309,16 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
     assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
 
 
-def test_attacks_may_be_chosen_for_a_trained_run_and_keep_their_options(
-    splitveil: Callable[..., Outcome], run_folder: Path
-):
+def test_attacks_may_be_chosen_for_a_trained_run_and_keep_their_options(splitveil: Cli, run_folder: Path):
     assert splitveil("attack", run_folder, "--attacks", "decoder,ridge").code == 0
     attacks = Run.open(run_folder).config.attacks
     assert attacks == (ATTACKS["decoder"].config(blocks=1, width=4, epochs=1, batch=64), ATTACKS["ridge"].config())
     assert sorted(p.name for p in (run_folder / "attacks").iterdir()) == ["decoder-0", "ridge-0"]
-    assert refused(
-        splitveil("attack", run_folder, "--attacks", "rigde"), "unknown attack 'rigde'; did you mean 'ridge'?"
-    )
+    assert refused(splitveil("attack", run_folder, "--attacks", "rigde"), "'rigde'; did you mean 'ridge'?")
     assert Run.open(run_folder).config.attacks == attacks
 
 
-def test_train_says_where_the_run_is_and_how_good(splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path):
+def test_train_says_where_the_run_is_and_how_good(splitveil: Cli, small: list[str], tmp_path: Path):
     name = "odd [/b] name"  # not markup
     outcome = splitveil("train", *small, "--train.epochs", "1", f"--runs={tmp_path}", "--name", name)
     assert outcome.code == 0
@@ -329,7 +326,7 @@ def test_train_says_where_the_run_is_and_how_good(splitveil: Callable[..., Outco
     assert name in outcome.err  # the progress bar
 
 
-def test_each_trains_one_run_for_every_combination(splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path):
+def test_each_trains_one_run_for_every_combination(splitveil: Cli, small: list[str], tmp_path: Path):
     axes = ["--each", "seed=3,4", "--each", "cem.strength=1,16"]
     outcome = splitveil("train", *small, "--train.epochs", "1", f"--runs={tmp_path}", "--name", "sweep", *axes)
     assert outcome.code == 0
@@ -340,7 +337,7 @@ def test_each_trains_one_run_for_every_combination(splitveil: Callable[..., Outc
     assert "sweep-seed3-strength1 and 3 more" in outcome.err.replace("\n", "")
 
 
-def test_data_check_says_what_a_set_is(splitveil: Callable[..., Outcome]):
+def test_data_check_says_what_a_set_is(splitveil: Cli):
     outcome = splitveil("data", "check", "fashion")
     assert outcome.code == 0
     first, *parts = outcome.out.splitlines()
@@ -350,9 +347,7 @@ def test_data_check_says_what_a_set_is(splitveil: Callable[..., Outcome]):
     ]  # fmt: skip
 
 
-def test_ctrl_c_is_one_line_and_130(
-    splitveil: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, small: list[str]
-):
+def test_ctrl_c_is_one_line_and_130(splitveil: Cli, monkeypatch: pytest.MonkeyPatch, small: list[str]):
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -363,7 +358,7 @@ def test_ctrl_c_is_one_line_and_130(
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_on_a_full_disk_the_finished_epochs_stay(
-    call: str, splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, splitveil: Cli, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     small = [*small, "--train.checkpoint-every", "1"]
     train_run(tmp_path / "whole", parse(small))
@@ -402,7 +397,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_really_full_is_one_line(splitveil: Callable[..., Outcome], small: list[str], tiny_disk: Path):
+def test_a_disk_that_is_really_full_is_one_line(splitveil: Cli, small: list[str], tiny_disk: Path):
     outcome = splitveil("train", *small, "--runs", tiny_disk, "--name", "run", "--model.width", "16")
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1].startswith("splitveil: the disk is full")
@@ -411,7 +406,7 @@ def test_a_disk_that_is_really_full_is_one_line(splitveil: Callable[..., Outcome
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_may_not_be_written_is_one_line(
-    code: int, splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, splitveil: Cli, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def denied(self: Path, **options: object) -> None:
         raise OSError(code, os.strerror(code), str(self))
@@ -421,15 +416,13 @@ def test_a_folder_that_may_not_be_written_is_one_line(
     assert refused(outcome, str(tmp_path), os.strerror(code), "--runs chooses another folder")
 
 
-def test_a_path_through_a_file_or_a_name_too_long_is_one_line(
-    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
-):
+def test_a_path_through_a_file_or_a_name_too_long_is_one_line(splitveil: Cli, small: list[str], tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert refused(splitveil("train", *small, "--runs", tmp_path / "file"), str(tmp_path / "file"), "File exists")
     assert refused(splitveil("train", *small, "--runs", tmp_path, "--name", "x" * 300), "File name too long")
 
 
-def test_an_error_of_ours_is_not_hidden(splitveil: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_ours_is_not_hidden(splitveil: Cli, monkeypatch: pytest.MonkeyPatch):
     def bug(*args: object) -> None:
         raise ValueError("a bug")
 
@@ -438,7 +431,7 @@ def test_an_error_of_ours_is_not_hidden(splitveil: Callable[..., Outcome], monke
         splitveil("list")
 
 
-def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Cli, run_folder: Path):
     config = run_folder / "config.toml"
     text, changed = re.subn(r"(?<=\[train\]\n)epochs = \d+", "epochs = 30", config.read_text())
     assert changed == 1
@@ -447,7 +440,7 @@ def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Callable
         assert refused(splitveil(command, str(run_folder)), "is not trained to its end", "splitveil train")
 
 
-def test_the_same_attack_twice_is_refused_by_name(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_the_same_attack_twice_is_refused_by_name(splitveil: Cli, run_folder: Path):
     assert refused(splitveil("attack", str(run_folder), "--attacks", "ridge,ridge"), "ridge is there twice")
 
 
@@ -461,9 +454,7 @@ def test_a_group_of_runs_keeps_the_order_of_its_summary(tmp_path: Path):
     assert runs_in(tmp_path / "b") == [tmp_path / "b"]
 
 
-def test_a_folder_that_another_process_trains_in_is_refused(
-    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
-):
+def test_a_folder_that_another_process_trains_in_is_refused(splitveil: Cli, small: list[str], tmp_path: Path):
     arguments = ("train", "--runs", str(tmp_path), "--name", "x", *small)
     splitveil(*arguments[:-2], "--device", "cpu")
     (tmp_path / "x" / "state" / "train.safetensors").unlink()  # as if it had not finished an epoch
@@ -479,13 +470,13 @@ def test_a_folder_that_another_process_trains_in_is_refused(
     assert splitveil(*arguments).code == 0
 
 
-def test_a_run_whose_metrics_were_deleted_says_so(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_a_run_whose_metrics_were_deleted_says_so(splitveil: Cli, run_folder: Path):
     splitveil("attack", str(run_folder))
     (run_folder / "metrics.jsonl").unlink()
     assert refused(splitveil("evaluate", str(run_folder)), "metrics.jsonl is missing or empty")
 
 
-def test_one_method_may_attack_twice_under_two_labels(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_one_method_may_attack_twice_under_two_labels(splitveil: Cli, run_folder: Path):
     twice = [{"name": "ridge", "passes": 1}, {"name": "ridge", "passes": 1, "label": "ridge-2", "attempt": 1}]
     table = to_dict(Run.open(run_folder).config) | {"attacks": twice}
     Run.create(run_folder, from_dict(table))
@@ -497,9 +488,7 @@ def test_one_method_may_attack_twice_under_two_labels(splitveil: Callable[..., O
     assert refused(splitveil("attack", str(run_folder)), "label is '../escape', must be of letters, digits")
 
 
-def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(
-    splitveil: Callable[..., Outcome], run_folder: Path
-):
+def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(splitveil: Cli, run_folder: Path):
     assert refused(splitveil("evaluate", run_folder, "--fail-if", "lpips>1"), "--fail-if is 'lpips>1'")
     splitveil("attack", run_folder)
     outcome = splitveil("evaluate", run_folder, "--fail-if", "mse<1", "--fail-if=accuracy<0", "--fail-if", "ssim>=-1")
@@ -512,7 +501,7 @@ def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(
 
 
 def test_a_suite_replaces_the_attacks_of_a_run_and_is_remembered(
-    splitveil: Callable[..., Outcome], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    splitveil: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = ATTACKS["decoder"].config
     tiny = (ATTACKS["mean_image"].config(), config(label="mask", blocks=0, width=4, epochs=1, mask=True))

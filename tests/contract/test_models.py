@@ -7,9 +7,11 @@ from torch import nn
 
 from splitveil.models import build_model
 from splitveil.registry import MODELS, UserError
-from splitveil.split_model import SplitModel
+from splitveil.split_model import SplitModel, cut_stages
 
 every_model = pytest.mark.parametrize("name", MODELS.names())
+BLOCKS = {"mobilenetv2": 17, "resnet18": 8, "resnet20": 9, "resnet32": 15, "vit": 6}
+CONVOLUTIONS = {"small": 4, "vgg11": 8, "vgg13": 10, "vgg16": 13}
 
 
 def make(name: str, channels: int = 1, **options: object) -> SplitModel:
@@ -26,6 +28,23 @@ def test_it_takes_any_number_of_channels_and_its_z_has_the_shape_it_says(name: s
         assert z.shape == (2, *model.z_shape)
         assert model.cloud(z).shape == (2, 7)
         torch.testing.assert_close(model(x), model.cloud(z))
+
+
+@every_model
+@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 64)])
+def test_behind_every_stage_it_can_be_cut_and_the_cloud_gives_logits(name: str, channels: int, size: int) -> None:
+    stages = MODELS[name].make({"channels": channels, "size": size, "classes": 7})
+    *cuts, head = (stage for stage, _ in stages.named_children())
+    assert head == "head"
+    assert sum(cut.startswith("block") for cut in cuts) == BLOCKS.get(name, 0)
+    assert sum(cut.startswith("conv") for cut in cuts) == CONVOLUTIONS.get(name, 0)
+    x = torch.rand(2, channels, size, size)
+    with torch.no_grad():
+        for cut in cuts:
+            model = cut_stages(stages, cut, x.shape[1:])
+            z = model.edge(x)
+            assert z.shape == (2, *model.z_shape)
+            assert model.cloud(z).shape == (2, 7)
 
 
 @every_model

@@ -80,13 +80,8 @@ def test_the_keys_and_shapes_of_its_diagnostics_never_change(name: str, options:
     z, y = batch(60)
     surrogate = make(name, options, z, y)
     labels = [y, torch.zeros_like(y), torch.arange(60) % 2, torch.tensor([0, *[1] * 59]), y[:1], y[:7]]
-    seen = {
-        tuple(
-            (key, tuple(value.shape), value.dtype) for key, value in surrogate(z[: len(own)], own).diagnostics.items()
-        )
-        for own in labels
-    }
-    assert len(seen) == 1
+    told = [surrogate(z[: len(own)], own).diagnostics for own in labels]
+    assert len({tuple((key, value.shape, value.dtype) for key, value in one.items()) for one in told}) == 1
 
 
 @pytest.mark.parametrize("name", SURROGATES.names())
@@ -132,9 +127,7 @@ def test_its_loss_is_finite_and_not_negative(
 
 
 @every_surrogate
-def test_spread_features_are_pulled_and_a_small_step_along_the_pull_lowers_the_loss(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_spread_features_are_pulled_and_a_small_step_along_the_pull_lowers_the_loss(name: str, options: dict[str, Any]):
     z, y = batch(dtype=torch.float64)
     surrogate = make(name, options, z, y)
     output, pull = gradient(surrogate, z, y)
@@ -168,9 +161,7 @@ def hold_attention(surrogate: Surrogate, z: Tensor, y: Tensor) -> None:
 @every_surrogate
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_neither_the_order_of_samples_nor_the_names_of_classes_matter(
-    name: str, options: dict[str, Any], seed: int
-) -> None:
+def test_neither_the_order_of_samples_nor_the_names_of_classes_matter(name: str, options: dict[str, Any], seed: int):
     z, y = batch(47, 4, seed, torch.float64)
     order = torch.randperm(47, generator=torch.Generator().manual_seed(seed))
     names = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))
@@ -202,14 +193,9 @@ def test_duplicated_samples_change_nothing(name: str, options: dict[str, Any]) -
 
 
 @every_surrogate
-@pytest.mark.parametrize(
-    ("b", "labels"),
-    [(12, [0] * 12), (3, [0, 1, 2]), (1, [2]), (6, [1, 1, 1, 1, 1, 2])],
-    ids=["one class", "one sample per class", "one sample", "empty class"],
-)
-def test_odd_batches_give_a_finite_loss_and_gradient(
-    name: str, options: dict[str, Any], b: int, labels: list[int]
-) -> None:
+@pytest.mark.parametrize(("b", "labels"), [(12, [0] * 12), (3, [0, 1, 2]), (1, [2]), (6, [1, 1, 1, 1, 1, 2])],
+                         ids=["one class", "one sample per class", "one sample", "empty class"])  # fmt: skip
+def test_odd_batches_give_a_finite_loss_and_gradient(name: str, options: dict[str, Any], b: int, labels: list[int]):
     z, _ = batch(b)
     y = torch.tensor(labels)
     surrogate = make(name, options, *batch())

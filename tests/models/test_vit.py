@@ -30,14 +30,10 @@ def test_attention_agrees_with_that_of_torch() -> None:
     torch.manual_seed(0)
     ours = Attention(12, 3).double()
     theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": ours.qkv.weight,
-            "in_proj_bias": ours.qkv.bias,
-            "out_proj.weight": ours.out.weight,
-            "out_proj.bias": ours.out.bias,
-        }
-    )
+    theirs.load_state_dict({
+        "in_proj_weight": ours.qkv.weight, "in_proj_bias": ours.qkv.bias,
+        "out_proj.weight": ours.out.weight, "out_proj.bias": ours.out.bias,
+    })  # fmt: skip
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     torch.testing.assert_close(ours(x), theirs(x, x, x)[0])
 

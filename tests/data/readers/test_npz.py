@@ -35,15 +35,10 @@ def test_each_of_the_shapes_is_understood(images: np.ndarray, expected: np.ndarr
 
 def test_test_part_identities_and_names_are_read(tmp_path: Path):
     source = make(
-        tmp_path,
-        images=GREY,
-        labels=LABELS.astype(np.uint8)[:, None],
-        identities=np.arange(6),
-        classes=np.array(["a", "b", "c", "d"]),
-        test_images=GREY[:2],
-        test_labels=LABELS[:2],
+        tmp_path, images=GREY, labels=LABELS.astype(np.uint8)[:, None], identities=np.arange(6),
+        classes=np.array(["a", "b", "c", "d"]), test_images=GREY[:2], test_labels=LABELS[:2],
         test_identities=np.array([7, 8]),
-    )
+    )  # fmt: skip
     assert source.train.identities.tolist() == [0, 1, 2, 3, 4, 5]
     assert source.test.identities.tolist() == [7, 8]
     assert source.test.classes == source.train.classes == ("a", "b", "c", "d")
