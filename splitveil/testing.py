@@ -41,9 +41,7 @@ def assert_leakage(
         ("ssim", ">=", ssim_below), ("mse", "<=", mse_above), ("psnr", ">=", psnr_below), ("accuracy", "<=", accuracy_above),
     )  # fmt: skip
     limits = [Condition(metric, sign, limit) for metric, sign, limit in given if limit is not None]
-    said = broken(summary, limits)
-    said += [
-        f"{summary.name}: flag {raised.flag} ({raised.detail})" for raised in summary.flags if raised.flag in unwanted
-    ]
+    raised = [flag for flag in summary.flags if flag.flag in unwanted]
+    said = broken(summary, limits) + [f"{summary.name}: flag {flag.flag} ({flag.detail})" for flag in raised]
     if said:
         raise AssertionError("; ".join(said))

@@ -107,9 +107,8 @@ class Defence(nn.Module, Generic[C]):
 
     def acts(self, batch: Batch, generator: torch.Generator) -> bool:
         """True if it does anything: it changes the architecture, it changes z, or its penalty has a gradient at z."""
-        if type(self).rebuild is not Defence.rebuild or not torch.equal(
-            self.send(batch.z, batch.x, generator), batch.z
-        ):
+        rebuilds = type(self).rebuild is not Defence.rebuild
+        if rebuilds or not torch.equal(self.send(batch.z, batch.x, generator), batch.z):
             return True
         with torch.enable_grad():
             z = batch.z.detach().requires_grad_()

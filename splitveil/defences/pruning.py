@@ -96,9 +96,8 @@ class Pruning(Defence[Config]):
         slim = self.config.slim or max(1, c // 2)
         layers = [nn.Conv2d(c, slim, 3, padding=1), nn.BatchNorm2d(slim), nn.ReLU(), nn.Conv2d(slim, c, 3, padding=1)]
         like = next(model.parameters(), torch.empty(0))
-        return SplitModel(
-            nn.Sequential(model.edge, *(layer.to(like) for layer in layers)), model.cloud, model.z_shape, model.x_shape
-        )
+        edge = nn.Sequential(model.edge, *(layer.to(like) for layer in layers))
+        return SplitModel(edge, model.cloud, model.z_shape, model.x_shape)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
         if self.pruned or epoch < self.config.at:

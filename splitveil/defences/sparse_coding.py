@@ -118,9 +118,8 @@ class SparseCoding(Defence[Config]):
     def rebuild(self, model: SplitModel) -> SplitModel:
         check_channels("sparse_coding", model.z_shape)
         own, z_shape = self.config, tuple(model.z_shape)
-        layer = SparseCode(
-            z_shape, max(1, round(own.atoms * z_shape[0])), own.kernel, own.lam, own.alpha, own.iterations
-        )
+        atoms = max(1, round(own.atoms * z_shape[0]))
+        layer = SparseCode(z_shape, atoms, own.kernel, own.lam, own.alpha, own.iterations)
         layer = layer.to(next(model.parameters(), torch.empty(0)))
         edge = nn.Sequential(OrderedDict(inner=model.edge, code=layer))
         return SplitModel(edge, model.cloud, z_shape, model.x_shape)

@@ -61,9 +61,8 @@ def read_picture(file: Path, size: int, grey: bool) -> np.ndarray:
     except UserError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise UserError(
-            f"{file} is not a readable image ({' '.join(str(error).split())}); repair or remove it"
-        ) from error
+        why = " ".join(str(error).split())
+        raise UserError(f"{file} is not a readable image ({why}); repair or remove it") from error
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 

@@ -71,9 +71,8 @@ def read_part(folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:
 
 def read(name: str, path: str, download: bool, url: str, md5: tuple[str, ...], classes: tuple[str, ...]) -> Source:
     candidates = places(path, name)
-    folder = next(
-        (place for place in candidates if any(find_file(place, file).is_file() for file in FILES)), candidates[0]
-    )
+    found = (place for place in candidates if any(find_file(place, file).is_file() for file in FILES))
+    folder = next(found, candidates[0])
     absent = [file for file in FILES if not find_file(folder, file).is_file()]
     if absent and not download:
         raise missing(name, [f"{file}.gz" for file in absent], folder, url)

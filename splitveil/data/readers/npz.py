@@ -81,9 +81,8 @@ def class_names(arrays: dict[str, np.ndarray], where: str) -> tuple[str, ...]:
     """As the file gives them, else the numbers up to the highest label of both parts."""
     if "classes" in arrays:
         return tuple(str(name) for name in arrays["classes"].reshape(-1))
-    labels = [
-        whole_numbers(arrays[key].reshape(-1), arrays[key].size, f"{where}: {key}") for key in LABELS if key in arrays
-    ]
+    given = {key: arrays[key] for key in LABELS if key in arrays}
+    labels = [whole_numbers(array.reshape(-1), array.size, f"{where}: {key}") for key, array in given.items()]
     highest = max(int(values.max(initial=0)) for values in labels)
     if highest >= MOST_CLASSES:
         raise UserError(f"{where}: labels go up to {highest}, must be below {MOST_CLASSES}; number them 0, 1, 2, …")
