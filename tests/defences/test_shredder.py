@@ -46,9 +46,7 @@ def test_the_noise_starts_as_laplace_noise_of_the_given_spread() -> None:
     noise = laplace((200_000,), 0.3)
     assert noise.mean().abs() < 0.005
     assert noise.std().item() == pytest.approx(0.3, rel=0.02)
-    assert ((noise / 0.3) ** 4).mean().item() == pytest.approx(
-        6, rel=0.1
-    )  # the fourth moment of a Laplace distribution
+    assert ((noise / 0.3) ** 4).mean().item() == pytest.approx(6, rel=0.1)  # the fourth moment of Laplace noise
 
 
 def test_whoever_knows_the_library_is_left_with_as_many_candidates_as_there_are_tensors() -> None:
@@ -141,6 +139,5 @@ def test_with_weight_decay_an_idle_entry_settles_where_the_docstring_says() -> N
         assert penalty is not None
         penalty.backward()
         optimizer.step()
-    torch.testing.assert_close(
-        defence.library.detach().abs(), torch.full((2, 4, 6, 6), 0.3 / (2 * 0.1)), rtol=1e-3, atol=0
-    )
+    settled = torch.full((2, 4, 6, 6), 0.3 / (2 * 0.1))
+    torch.testing.assert_close(defence.library.detach().abs(), settled, rtol=1e-3, atol=0)

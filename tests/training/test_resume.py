@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from splitveil import runs
 from splitveil.cli.arguments import parse
-from splitveil.registry import SURROGATES, UserError
+from splitveil.registry import SURROGATES, Registry, UserError
 from splitveil.runs import Run
 from splitveil.statistics.by_class import class_moments
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
@@ -57,10 +57,8 @@ class Learned(Surrogate[Config]):
 
 
 @pytest.fixture
-def learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    SURROGATES.names()  # discovers
-    monkeypatch.setattr(SURROGATES, "_entries", dict(SURROGATES._entries))
-    SURROGATES.register("learned", Config)(Learned)
+def learned(more_surrogates: Registry) -> None:
+    more_surrogates.register("learned", Config)(Learned)
 
 
 def outcome(folder: Path) -> dict[str, object]:

@@ -77,9 +77,7 @@ def test_a_damaged_file_is_named(damage, message: str, tmp_path: Path):
     assert str(file) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-9], lambda data: b"no gzip", lambda data: data[:20] + data[24:]]
-)
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda _: b"no gzip", lambda data: data[:20] + data[24:]])
 def test_a_damaged_gz_is_named(damage, tmp_path: Path):
     write_set(tmp_path)
     file = tmp_path / "train-images-idx3-ubyte.gz"

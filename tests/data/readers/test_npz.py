@@ -20,10 +20,9 @@ def make(tmp_path: Path, layout: str = "auto", **arrays):
     return DATASETS["npz"].make(path=str(tmp_path / "set.npz"), layout=layout)
 
 
-@pytest.mark.parametrize(
-    ("images", "expected"),
-    [(COLOUR, COLOUR), (COLOUR.transpose(0, 2, 3, 1), COLOUR), (GREY, GREY[:, None]), (GREY[..., None], GREY[:, None])],
-)
+@pytest.mark.parametrize(("images", "expected"), [
+    (COLOUR, COLOUR), (COLOUR.transpose(0, 2, 3, 1), COLOUR), (GREY, GREY[:, None]), (GREY[..., None], GREY[:, None]),
+])  # fmt: skip
 def test_each_of_the_shapes_is_understood(images: np.ndarray, expected: np.ndarray, tmp_path: Path):
     source = make(tmp_path, images=images, labels=LABELS)
     np.testing.assert_array_equal(source.train.images, expected)
