@@ -277,9 +277,8 @@ def test_the_bound_of_clipping_holds_for_scaled_float16_gradients_whose_norm_ove
     """The largest float16 is 65,504, and the sum of squares of a scaled gradient is larger."""
     z = torch.randn(64, 100, dtype=torch.float16, requires_grad=True)
     y = torch.arange(64) % CLASSES
-    cem = active_cem(
-        surrogates.build("rate", dim=100, classes=CLASSES, sigma=0.1), strength=1e7, lr_rescale="off", clip=0.5
-    )
+    rate = surrogates.build("rate", dim=100, classes=CLASSES, sigma=0.1)
+    cem = active_cem(rate, strength=1e7, lr_rescale="off", clip=0.5)
     cem.backward((z * 1000).sum(), z, y, StubScaler(10.0))  # type: ignore[arg-type]
     assert z.grad is not None
     assert torch.isfinite(z.grad).all()

@@ -136,9 +136,8 @@ def test_a_walk_sends_what_send_sends() -> None:
 
 def test_a_walk_finds_what_each_noise_is_added_to() -> None:
     z = torch.randn(3, 4)
-    _, (first, second) = Channel([Scale(2), noise(0.3), Scale(10), noise(0.4)]).walk(
-        z, z, torch.Generator().manual_seed(0)
-    )
+    channel = Channel([Scale(2), noise(0.3), Scale(10), noise(0.4)])
+    _, (first, second) = channel.walk(z, z, torch.Generator().manual_seed(0))
     torch.testing.assert_close(first.clean, z * 2 + 1)
     noisy = noise(0.3).send(z * 2 + 1, z, torch.Generator().manual_seed(0))
     torch.testing.assert_close(second.clean, noisy * 10 + 1)

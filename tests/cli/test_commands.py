@@ -92,9 +92,8 @@ def test_help_is_there_within_a_second_and_without_torch(arguments: list[str]):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert seconds_of_children() - began < 1
     assert done.returncode == 0, done.stderr
-    words = (
-        [f"\n  {command} " for command in COMMANDS] if arguments == ["--help"] else [f"splitveil {arguments[0]} RUN…"]
-    )
+    commands = [f"\n  {command} " for command in COMMANDS]
+    words = commands if arguments == ["--help"] else [f"splitveil {arguments[0]} RUN…"]
     assert all(word in done.stdout for word in words)
 
 

@@ -143,9 +143,8 @@ def test_by_identity_nobody_the_attacker_has_is_in_another_part(official: bool):
 def test_by_identity_with_people_as_classes_the_others_are_numbered_anew():
     """FaceScrub: the class is who it is. The task then has the classes that are left, 0 … 5, with their own names."""
     source = numbered(200, classes=10, people=10)
-    splits = make_splits(
-        Source(source, None), SplitsConfig(by_identity=True, auxiliary=0.4, validation=0.1, test=0.2), seed=2
-    )
+    config = SplitsConfig(by_identity=True, auxiliary=0.4, validation=0.1, test=0.2)
+    splits = make_splits(Source(source, None), config, seed=2)
     assert len(splits.task.classes) == 6
     for part in (splits.task, splits.validation, splits.test):
         assert part.classes == splits.task.classes

@@ -68,9 +68,8 @@ def python3_batch(labels_key: str, pixels: np.ndarray, labels: np.ndarray) -> by
 def write_python(edition: Edition, root: Path, batch=python2_batch) -> Path:
     folder = root / edition.python.folder
     folder.mkdir(parents=True)
-    for file, (pixels, labels) in zip(
-        (*edition.python.train, *edition.python.test), content(edition).values(), strict=True
-    ):
+    files = edition.python.train + edition.python.test
+    for file, (pixels, labels) in zip(files, content(edition).values(), strict=True):
         (folder / file).write_bytes(batch(edition.labels_key, pixels, labels))
     names = python2_text(edition.names_key) + python2_list([python2_text(f"class{i}") for i in range(edition.classes)])
     (folder / edition.python.names).write_bytes(b"\x80\x02}q\x01(" + names + b"u.")
