@@ -40,14 +40,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fail(
-                f"the disk is full ({error.filename or 'while writing'}); free some space, the same command goes on from there"
-            )
+            fail(f"the disk is full ({error.filename or 'while writing'}); free some space, then run it again")
         if error.errno is None or error.filename is None:
             raise
-        fail(
-            f"{error.filename}: {os.strerror(error.errno)}; check the path and its permissions, --runs chooses another folder"
-        )
+        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and rights, --runs chooses another folder")
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)

@@ -132,11 +132,9 @@ class CEM(nn.Module):
         self.surrogate, self.sigma = surrogate, sigma
         self.warmup = surrogate.warmup if self.config.warmup is None else self.config.warmup
         self.loss_scale = surrogate.loss_scale if self.config.loss_scale is None else self.config.loss_scale
-        parameters = [p for p in surrogate.parameters() if p.requires_grad]
+        own = [p for p in surrogate.parameters() if p.requires_grad]
         # Fused: the only kind that can be told on the device, by `found_inf`, to leave a step out.
-        self.optimizer = (
-            torch.optim.Adam(parameters, lr=self.config.lr, fused=True, capturable=True) if parameters else None
-        )
+        self.optimizer = torch.optim.Adam(own, lr=self.config.lr, fused=True, capturable=True) if own else None
         self.active = False
         self.side = SideStream()
         self.seen: Tensor | None = None  # the z of `gradient`

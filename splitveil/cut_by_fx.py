@@ -159,9 +159,8 @@ def trace(module: nn.Module, parent: str) -> tuple[fx.Graph, dict[str, Any]]:
 
 def same_step(one: fx.Node, other: fx.Node, objects: dict[str, Any], others: dict[str, Any]) -> bool:
     """True if two steps are the same operation on the same values, including tensors that the forward pass made itself."""
-    if (one.op, one.target) != (other.op, other.target) or str((one.args, one.kwargs)) != str(
-        (other.args, other.kwargs)
-    ):
+    first, second = ((node.op, node.target, str((node.args, node.kwargs))) for node in (one, other))
+    if first != second:
         return False
     if one.op != "get_attr":
         return True

@@ -23,15 +23,10 @@ class Rate(ProgressColumn):
 @contextmanager
 def steps_bar(title: str, total: int, done: int = 0, show: bool = True) -> Iterator[Callable[..., None]]:
     """A bar of `total` steps; call the yielded `advance(n, note="")`."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TimeRemainingColumn(),
-    )
+    title_column = TextColumn("{task.description}", markup=False)
+    columns = (title_column, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn(), "{task.fields[note]}")
     # A thread of rich redraws the bar ten times a second, so that an advance is only an addition and costs a step nothing.
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not show) as progress:
+    with Progress(*columns, console=console, disable=not show) as progress:
         task = progress.add_task(title, total=total, completed=done, note="")
 
         def advance(steps: float, note: str | None = None) -> None:

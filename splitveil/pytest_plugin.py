@@ -24,7 +24,5 @@ def splitveil_run(request: pytest.FixtureRequest) -> Path:
     if folder is None:
         pytest.skip("needs --splitveil-run DIR")
     if not (Path(folder) / "summary.json").exists():
-        pytest.fail(
-            f"--splitveil-run {folder} has no summary.json; run `splitveil evaluate {folder}` first", pytrace=False
-        )
+        pytest.fail(f"--splitveil-run {folder} has no summary.json; run `splitveil evaluate {folder}`", pytrace=False)
     return Path(folder)

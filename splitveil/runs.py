@@ -133,9 +133,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """Settings in which two configs differ, as `train.lr: 0.1, not 0.05`."""
     left, right = flatten(a)[1], flatten(b)[1]
-    return [
-        f"{key}: {left.get(key)!r}, not {right.get(key)!r}" for key in left | right if left.get(key) != right.get(key)
-    ]
+    pairs = {key: (left.get(key), right.get(key)) for key in left | right}
+    return [f"{key}: {ours!r}, not {theirs!r}" for key, (ours, theirs) in pairs.items() if ours != theirs]
 
 
 @contextmanager
@@ -147,9 +146,7 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
-                    f"{folder} is being trained by another process; wait for it, or choose another --name"
-                ) from None
+                raise UserError(f"{folder} is being trained by another process; wait or change --name") from None
         yield
 
 
@@ -180,9 +177,7 @@ class Run:
             if found and not killed:
                 raise UserError(f"{folder} exists and is not a run folder; choose another --name")
         write_atomically(folder / "config.toml", text)
-        write_json(
-            folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"}
-        )  # from now on it is a run folder
+        write_json(folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"})  # now it is a run folder
         return cls(folder, written)
 
     @classmethod
@@ -191,9 +186,7 @@ class Run:
             raise UserError(f"{folder} is not a run folder (no schema.json); `splitveil train --name …` makes one")
         schema = read_json(folder / "schema.json").get("schema")
         if schema != SCHEMA:
-            raise UserError(
-                f"{folder} has schema {schema}, this splitveil reads {SCHEMA}; use the version that wrote it"
-            )
+            raise UserError(f"{folder} has schema {schema}, this splitveil reads {SCHEMA}; use the one that wrote it")
         return cls(folder, from_dict(read_toml(folder / "config.toml")))
 
     @property
@@ -212,9 +205,7 @@ class Run:
         if not path.exists():
             write_json(path, summary)
         elif read_json(path) != summary:
-            raise UserError(
-                f"the images are not those of {path}; restore the data set, or start anew with another --name"
-            )
+            raise UserError(f"the images are not those of {path}; restore the data set, or choose another --name")
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with open(self.folder / "metrics.jsonl", "a") as file:
@@ -230,9 +221,7 @@ class Run:
     def last_metrics(self) -> dict[str, Any]:
         lines = self.metrics()
         if not lines:
-            raise UserError(
-                f"{self.folder / 'metrics.jsonl'} is missing or empty; restore it, or train anew with another --name"
-            )
+            raise UserError(f"{self.folder / 'metrics.jsonl'} is missing or empty; restore it or choose another --name")
         return lines[-1]
 
     def drop_metrics_from(self, epoch: int) -> None:

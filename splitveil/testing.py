@@ -28,13 +28,9 @@ def measured_run(run: Path) -> Summary:
 
 
 def assert_leakage(
-    run: str | Path,
-    ssim_below: float | None = None,
-    mse_above: float | None = None,
-    psnr_below: float | None = None,
-    accuracy_above: float | None = None,
-    no_flags: Iterable[str] = (),
-) -> None:
+    run: str | Path, ssim_below: float | None = None, mse_above: float | None = None, psnr_below: float | None = None,
+    accuracy_above: float | None = None, no_flags: Iterable[str] = (),
+) -> None:  # fmt: skip
     """Fail unless the run keeps all limits that are given; one message names every number that is out of bounds."""
     unwanted = {no_flags} if isinstance(no_flags, str) else set(no_flags)
     for flag in unwanted:
@@ -45,9 +41,7 @@ def assert_leakage(
         ("ssim", ">=", ssim_below), ("mse", "<=", mse_above), ("psnr", ">=", psnr_below), ("accuracy", "<=", accuracy_above),
     )  # fmt: skip
     limits = [Condition(metric, sign, limit) for metric, sign, limit in given if limit is not None]
-    said = broken(summary, limits)
-    said += [
-        f"{summary.name}: flag {raised.flag} ({raised.detail})" for raised in summary.flags if raised.flag in unwanted
-    ]
+    raised = [flag for flag in summary.flags if flag.flag in unwanted]
+    said = broken(summary, limits) + [f"{summary.name}: flag {flag.flag} ({flag.detail})" for flag in raised]
     if said:
         raise AssertionError("; ".join(said))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from splitveil.device.compile import check_compiler
-from splitveil.registry import UserError
+from splitveil.registry import SURROGATES, Registry, UserError
 
 # Tests run in two processes on two cores, so more threads would only wait for each other. Besides, the number of threads decides
 # the order of a sum, and with it the last bits.
@@ -51,6 +51,14 @@ def small(pictures: Path) -> list[str]:
         --cem.surrogate uniform --cem.strength 16 --cem.warmup 1 --cem.lr-rescale off
         --train.epochs 3 --train.batch 32 --attacks mean_image --device cpu
     """.split()
+
+
+@pytest.fixture
+def more_surrogates(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The surrogates; what a test registers among them is gone after it."""
+    SURROGATES.names()  # discovers
+    monkeypatch.setattr(SURROGATES, "_entries", dict(SURROGATES._entries))
+    return SURROGATES
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ So any machine sees what a captured step may not do: read a value (`.item()`, `i
 refuses, and bring a tensor from the host to the device, which `nobody_waits` refuses.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -25,13 +25,7 @@ def on(device: str, values: Any) -> list[Tensor]:
 class FromHost(TorchFunctionMode):
     """Refuses what gets from the host to `meta`; a number may, as the argument of a kernel, and so may a CPU tensor of one."""
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         host = on("cpu", (args, kwargs))
         moved = any(tensor.dim() for tensor in host) or (host and function in COPIES) or function in FROM_NUMBERS

@@ -136,9 +136,8 @@ def test_a_walk_sends_what_send_sends() -> None:
 
 def test_a_walk_finds_what_each_noise_is_added_to() -> None:
     z = torch.randn(3, 4)
-    _, (first, second) = Channel([Scale(2), noise(0.3), Scale(10), noise(0.4)]).walk(
-        z, z, torch.Generator().manual_seed(0)
-    )
+    channel = Channel([Scale(2), noise(0.3), Scale(10), noise(0.4)])
+    _, (first, second) = channel.walk(z, z, torch.Generator().manual_seed(0))
     torch.testing.assert_close(first.clean, z * 2 + 1)
     noisy = noise(0.3).send(z * 2 + 1, z, torch.Generator().manual_seed(0))
     torch.testing.assert_close(second.clean, noisy * 10 + 1)
@@ -171,17 +170,14 @@ def test_behind_a_look_at_x_no_earlier_noise_bounds_anything() -> None:
     assert sigma == 0.4
 
 
-@pytest.mark.parametrize(
-    ("stack", "first", "total"),
-    [
-        ([], None, None),
-        ([defences.build("none"), defences.build("bottleneck")], None, None),
-        ([defences.build("bottleneck"), noise(0.2)], 0.2, 0.2),
-        ([noise(0.3), defences.build("quantise"), noise(0.4)], 0.3, 0.5),
-        ([noise(0.3), Peek()], None, 0.3),
-        ([noise(0.3), Peek(), noise(0.4)], 0.4, 0.5),
-    ],
-)
+@pytest.mark.parametrize(("stack", "first", "total"), [
+    ([], None, None),
+    ([defences.build("none"), defences.build("bottleneck")], None, None),
+    ([defences.build("bottleneck"), noise(0.2)], 0.2, 0.2),
+    ([noise(0.3), defences.build("quantise"), noise(0.4)], 0.3, 0.5),
+    ([noise(0.3), Peek()], None, 0.3),
+    ([noise(0.3), Peek(), noise(0.4)], 0.4, 0.5),
+])  # fmt: skip
 def test_sigma_is_that_of_the_first_noise_that_bounds_and_the_total_that_of_all(
     stack: list[Defence], first: float | None, total: float | None
 ) -> None:

@@ -116,59 +116,53 @@ def test_a_name_alone_is_short_for_a_method_with_its_defaults():
     assert config.defences == (DEFENCES["bottleneck"].config(), DEFENCES["gaussian"].config())
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"trian": {}}, "unknown setting 'trian'; did you mean 'train'?"),
-        ({"train": {"epoch": 3}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
-        ({"train": {"augment": {"flipp": True}}}, "did you mean 'train.augment.flip'?"),
-        ({"model": {"name": "smal"}}, "unknown model 'smal'; did you mean 'small'?"),
-        ({"model": {"name": "zzz"}}, "unknown model 'zzz'; known: "),
-        ({"model": {"cut": "conv2"}}, "model is {'cut': 'conv2'}, which has no name; known: "),
-        ({"model": {"name": "small", "widht": 3}}, "did you mean 'width'?"),
-        ({"model": {"name": 3}}, "model is called 3, must be one of "),
-        ({"data": {"name": "fashon"}}, "unknown data set 'fashon'; did you mean 'fashion'?"),
-        ({"defences": [{"name": "gausian"}]}, "unknown defence 'gausian'; did you mean 'gaussian'?"),
-        ({"defences": [{"name": "gaussian", "sgima": 1.0}]}, "did you mean 'sigma'?"),
-        ({"defences": [3]}, "defences.0 is 3, which has no name"),
-        ({"attacks": [{"name": "rigde"}]}, "unknown attack 'rigde'; did you mean 'ridge'?"),
-        ({"cem": {"surrogate": "raet"}}, "unknown surrogate 'raet'; did you mean 'rate'?"),
-        ({"cem": {"surrogate": "rate", "rate": {"from": "full"}}}, "did you mean 'form'?"),
-        ({"cem": {"surrogate": 3}}, "is called 3, must be one of "),
-        ({"cem": {"strenght": 3}}, "did you mean 'cem.strength'?"),
-    ],
-)
+@pytest.mark.parametrize(("table", "message"), [
+    ({"trian": {}}, "unknown setting 'trian'; did you mean 'train'?"),
+    ({"train": {"epoch": 3}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
+    ({"train": {"augment": {"flipp": True}}}, "did you mean 'train.augment.flip'?"),
+    ({"model": {"name": "smal"}}, "unknown model 'smal'; did you mean 'small'?"),
+    ({"model": {"name": "zzz"}}, "unknown model 'zzz'; known: "),
+    ({"model": {"cut": "conv2"}}, "model is {'cut': 'conv2'}, which has no name; known: "),
+    ({"model": {"name": "small", "widht": 3}}, "did you mean 'width'?"),
+    ({"model": {"name": 3}}, "model is called 3, must be one of "),
+    ({"data": {"name": "fashon"}}, "unknown data set 'fashon'; did you mean 'fashion'?"),
+    ({"defences": [{"name": "gausian"}]}, "unknown defence 'gausian'; did you mean 'gaussian'?"),
+    ({"defences": [{"name": "gaussian", "sgima": 1.0}]}, "did you mean 'sigma'?"),
+    ({"defences": [3]}, "defences.0 is 3, which has no name"),
+    ({"attacks": [{"name": "rigde"}]}, "unknown attack 'rigde'; did you mean 'ridge'?"),
+    ({"cem": {"surrogate": "raet"}}, "unknown surrogate 'raet'; did you mean 'rate'?"),
+    ({"cem": {"surrogate": "rate", "rate": {"from": "full"}}}, "did you mean 'form'?"),
+    ({"cem": {"surrogate": 3}}, "is called 3, must be one of "),
+    ({"cem": {"strenght": 3}}, "did you mean 'cem.strength'?"),
+])  # fmt: skip
 def test_an_unknown_name_is_refused_with_a_suggestion(table: dict[str, Any], message: str):
     with pytest.raises(UserError) as error:
         from_dict(table)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"seed": "one"}, "seed is 'one', must be of type int"),
-        ({"seed": 1.5}, "seed is 1.5, must be of type int"),
-        ({"seed": True}, "seed is True, must be of type int"),
-        ({"name": 3}, "name is 3, must be of type str"),
-        ({"train": {"lr": "fast"}}, "train.lr is 'fast', must be of type float"),
-        ({"train": {"lr": True}}, "train.lr is True, must be of type float"),
-        ({"train": {"bf16": 1}}, "train.bf16 is 1, must be of type bool"),
-        ({"train": {"schedule": "linear"}}, "train.schedule is 'linear', must be one of 'cosine', 'milestones'"),
-        ({"train": {"milestones": 3}}, "train.milestones is 3, must be a list"),
-        ({"train": {"milestones": [1, "2"]}}, "train.milestones is '2', must be of type int"),
-        ({"train": {"augment": 3}}, "train.augment is 3, must be a table"),
-        ({"train": 3}, "train is 3, must be a table"),
-        ({"cem": 3}, "cem is 3, must be a table"),
-        ({"cem": {"sigma": "low"}}, "cem.sigma is 'low', must be of type float"),
-        ({"cem": {"warmup": 1.5}}, "cem.warmup is 1.5, must be of type int"),
-        ({"defences": "gaussian"}, "defences is 'gaussian', must be a list of tables"),
-        ({"attacks": {"name": "ridge"}}, "attacks is {'name': 'ridge'}, must be a list of tables"),
-        ({"model": 3}, "model is 3, must be a table"),
-        ({"defences": [{"name": "gaussian", "sigma": "much"}]}, "defences.0.sigma is 'much', must be of type float"),
-        ({"cem": {"surrogate": "rate", "rate": {"form": "half"}}}, "cem.rate.form is 'half', must be one of"),
-    ],
-)
+@pytest.mark.parametrize(("table", "message"), [
+    ({"seed": "one"}, "seed is 'one', must be of type int"),
+    ({"seed": 1.5}, "seed is 1.5, must be of type int"),
+    ({"seed": True}, "seed is True, must be of type int"),
+    ({"name": 3}, "name is 3, must be of type str"),
+    ({"train": {"lr": "fast"}}, "train.lr is 'fast', must be of type float"),
+    ({"train": {"lr": True}}, "train.lr is True, must be of type float"),
+    ({"train": {"bf16": 1}}, "train.bf16 is 1, must be of type bool"),
+    ({"train": {"schedule": "linear"}}, "train.schedule is 'linear', must be one of 'cosine', 'milestones'"),
+    ({"train": {"milestones": 3}}, "train.milestones is 3, must be a list"),
+    ({"train": {"milestones": [1, "2"]}}, "train.milestones is '2', must be of type int"),
+    ({"train": {"augment": 3}}, "train.augment is 3, must be a table"),
+    ({"train": 3}, "train is 3, must be a table"),
+    ({"cem": 3}, "cem is 3, must be a table"),
+    ({"cem": {"sigma": "low"}}, "cem.sigma is 'low', must be of type float"),
+    ({"cem": {"warmup": 1.5}}, "cem.warmup is 1.5, must be of type int"),
+    ({"defences": "gaussian"}, "defences is 'gaussian', must be a list of tables"),
+    ({"attacks": {"name": "ridge"}}, "attacks is {'name': 'ridge'}, must be a list of tables"),
+    ({"model": 3}, "model is 3, must be a table"),
+    ({"defences": [{"name": "gaussian", "sigma": "much"}]}, "defences.0.sigma is 'much', must be of type float"),
+    ({"cem": {"surrogate": "rate", "rate": {"form": "half"}}}, "cem.rate.form is 'half', must be one of"),
+])  # fmt: skip
 def test_a_wrong_type_is_refused_by_name_and_value(table: dict[str, Any], message: str):
     with pytest.raises(UserError) as error:
         from_dict(table)
@@ -185,15 +179,12 @@ def test_options_of_a_surrogate_that_is_not_chosen_wait_in_the_recipe():
     assert from_dict(recipe).cem.surrogate == SURROGATES["uniform"].config()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no recipe at"),
-        (b"a = = 3", "is not valid TOML"),
-        (b"a = '\xff'", "cannot be read"),
-        (b"a = 1\na = 2", "not valid"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "no recipe at"),
+    (b"a = = 3", "is not valid TOML"),
+    (b"a = '\xff'", "cannot be read"),
+    (b"a = 1\na = 2", "not valid"),
+])  # fmt: skip
 def test_a_recipe_that_cannot_be_read_is_named(content: bytes | None, message: str, tmp_path: Path):
     file = tmp_path / "recipe.toml"
     if content is not None:

@@ -17,18 +17,15 @@ class Config:
     several: tuple[int, ...] = option((1, 2), at_least=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"positive": 0.0}, "x: positive is 0.0, must be above 0; leave it out"),
-        ({"positive": nan}, "x: positive is nan, must be above 0"),
-        ({"positive": inf}, "x: positive is inf, must be above 0"),
-        ({"share": 1.0}, "x: share is 1.0, must be above 0 and below 1"),
-        ({"count": 0}, "x: count is 0, must be at least 1 and at most 8"),
-        ({"kernel": 4}, "x: kernel is 4, must be odd and at least 1"),
-        ({"several": (1, -1)}, r"x: several is \(1, -1\), must be at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "complaint"), [
+    ({"positive": 0.0}, "x: positive is 0.0, must be above 0; leave it out"),
+    ({"positive": nan}, "x: positive is nan, must be above 0"),
+    ({"positive": inf}, "x: positive is inf, must be above 0"),
+    ({"share": 1.0}, "x: share is 1.0, must be above 0 and below 1"),
+    ({"count": 0}, "x: count is 0, must be at least 1 and at most 8"),
+    ({"kernel": 4}, "x: kernel is 4, must be odd and at least 1"),
+    ({"several": (1, -1)}, r"x: several is \(1, -1\), must be at least 0"),
+])  # fmt: skip
 def test_a_value_out_of_bounds_is_refused_with_its_bound(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         check_options(Config(**options), "x: ")

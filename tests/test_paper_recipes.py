@@ -35,9 +35,7 @@ def test_a_row_is_its_data_its_defence_and_cem(data: str, row: str) -> None:
 
 
 def test_flags_come_on_top_of_all_recipes() -> None:
-    config = parse(
-        [recipe("cifar10"), recipe("dropout"), "--defences.1.p", "0.4", "--train.epochs", "3", "--name", "own"]
-    )
+    config = parse([recipe("cifar10"), recipe("dropout"), "--defences.1.p=0.4", "--train.epochs", "3", "--name", "own"])
     assert (config.defences[1].p, config.train.epochs, config.name) == (0.4, 3, "own")
 
 

@@ -115,9 +115,7 @@ def test_every_file_of_ours_registers_documented_methods_with_frozen_documented_
 
 
 def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(
-        UserError, match="surrogate 'gated': gate_objective is 'adversarialy', must be one of 'adversarial'"
-    ):
+    with pytest.raises(UserError, match="'gated': gate_objective is 'adversarialy', must be one of 'adversarial'"):
         SURROGATES["gated"].configure({"gate_objective": "adversarialy"})
     assert SURROGATES["gated"].configure({"gate_objective": None}).gate_objective is None
 

@@ -69,13 +69,10 @@ def test_what_cannot_be_judged_is_a_mistake_and_not_a_pass(run: Path, tmp_path: 
         assert_leakage(run)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ssim>0.5", Condition("ssim", ">", 0.5)), (" accuracy <= .8 ", Condition("accuracy", "<=", 0.8)),
-        ("mse<1e-3", Condition("mse", "<", 0.001)), ("bits>=100", Condition("bits", ">=", 100.0)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected"), [
+    ("ssim>0.5", Condition("ssim", ">", 0.5)), (" accuracy <= .8 ", Condition("accuracy", "<=", 0.8)),
+    ("mse<1e-3", Condition("mse", "<", 0.001)), ("bits>=100", Condition("bits", ">=", 100.0)),
+])  # fmt: skip
 def test_a_condition_is_a_metric_a_sign_and_a_number(text: str, expected: Condition) -> None:
     assert parse_condition(text) == expected
     assert parse_condition(str(expected)) == expected

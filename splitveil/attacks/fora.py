@@ -133,9 +133,8 @@ def substitute(x_shape: tuple[int, ...], z_shape: tuple[int, ...], width: int) -
         layers.append(nn.AdaptiveAvgPool2d((z_h, z_w)))
     layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
     if not grid:
-        return nn.Sequential(
-            *layers, nn.Flatten(), nn.Linear(width * z_h * z_w, prod(z_shape)), nn.Unflatten(1, z_shape)
-        )
+        layers += [nn.Flatten(), nn.Linear(width * z_h * z_w, prod(z_shape)), nn.Unflatten(1, z_shape)]
+        return nn.Sequential(*layers)
     return nn.Sequential(*layers, nn.Conv2d(width, z_channels, 1), *([Unfold()] if len(z_shape) == 2 else []))
 
 

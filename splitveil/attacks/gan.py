@@ -96,10 +96,8 @@ class Gan(InverseAttack[Config]):
         assert access.query is not None and access.auxiliary is not None
         images, device = access.auxiliary, out.device
         torch.manual_seed(seed_of(self.seed, "gan"))
-        nets = nn.ModuleList(
-            [self.network(access, config.blocks, config.width), critic(access.x_shape, config.critic_width)]
-        )
-        net, judge = nets.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        nets = [self.network(access, config.blocks, config.width), critic(access.x_shape, config.critic_width)]
+        net, judge = nn.ModuleList(nets).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         watch = self.watch(access, net, out, F.mse_loss)
         learner = Learner(net.parameters(), config.lr, beta1=BETA1)
         judge_learner = Learner(judge.parameters(), config.critic_lr, beta1=BETA1)
@@ -123,10 +121,8 @@ class Gan(InverseAttack[Config]):
             learner.step(config.weight * error - judge(guess).mean())
             return error
 
-        learners, noises = [learner, judge_learner], [access.query.generator, random]
-        self.losses_ = train_in_epochs(
-            step, feed, learners, config.epochs, self.seed, noises, self.on_progress, watch.look
-        )
+        learners, noises, tell = [learner, judge_learner], [access.query.generator, random], self.on_progress
+        self.losses_ = train_in_epochs(step, feed, learners, config.epochs, self.seed, noises, tell, watch.look)
         self.held_out_ = watch.put()
         self.net_ = net.eval()
         return self

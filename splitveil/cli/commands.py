@@ -48,9 +48,7 @@ def each_of(command: str, axes: list[str], arguments: list[str]) -> list[Config]
     for axis in axes:
         name, _, words = axis.partition("=")
         if not name or not words:
-            raise UserError(
-                f"--each is {axis!r}, must be a setting and its values, such as seed=0,1,2 or cem.strength=4,8"
-            )
+            raise UserError(f"--each is {axis!r}, must be a setting and its values, such as seed=0,1,2 or cem.pool=2,4")
         values.append([(name, word) for word in words.split(",")])
     configs = []
     for chosen in product(*values):
@@ -183,9 +181,8 @@ def data_command(arguments: list[str]) -> None:
     config = parse([*flags, "--data", name, *download], command="data")
     splits = build_splits(config)
     channels, height, width = splits.task.shape
-    print(
-        f"{name}: {len(splits.task.classes)} classes, {height}x{width} pixels, {channels} channel{'s' * (channels > 1)}"
-    )
+    plural = "s" * (channels > 1)
+    print(f"{name}: {len(splits.task.classes)} classes, {height}x{width} pixels, {channels} channel{plural}")
     for part, facts in splits.summary().items():
         print(f"  {part:<12}{facts['images']:>8} images   sha256 {facts['sha256']}")
 

@@ -78,9 +78,7 @@ COMMANDS = {
     "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
     "list": Command("show every surrogate, defence, attack, model and data set"),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
-    "data": Command(
-        "read and check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"
-    ),
+    "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),
 }
 
 

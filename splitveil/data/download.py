@@ -14,24 +14,16 @@ import os
 import tarfile
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.error import HTTPError
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
 from splitveil.registry import UserError
 
@@ -84,9 +76,7 @@ def fetch(published: Published, folder: Path) -> Path:
         receive(published.url, part)
         if (found := checksum(part, algorithm)) != published.checksum:
             part.unlink()
-            raise UserError(
-                f"{published.url} arrived with {found}, published is {published.checksum}; removed, run again"
-            )
+            raise UserError(f"{published.url} has {found}, published is {published.checksum}; removed, run again")
         os.replace(part, target)
     except (OSError, Cut, http.client.HTTPException) as error:
         by_hand = f"get {published.file} from {published.url} elsewhere and put it into {folder}"
@@ -101,13 +91,7 @@ def reason(error: Exception) -> str:
 
 def receive(url: str, part: Path) -> None:
     """Fill `part` up to the end of the file at `url`. It gives up after `TRIES` tries in a row that bring nothing."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task(url.rsplit("/", 1)[1], total=None)
         failures = 0
@@ -117,9 +101,7 @@ def receive(url: str, part: Path) -> None:
                 return receive_rest(url, part, progress, bar)
             except (OSError, Cut, http.client.HTTPException) as error:
                 # Asking again does not help after a 404 and the like.
-                refused = (
-                    isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 429)
-                )
+                refused = isinstance(error, HTTPError) and error.code < 500 and error.code not in (408, 429)
                 failures = 1 if size(part) > before else failures + 1
                 if refused or failures == TRIES:
                     raise
@@ -132,7 +114,7 @@ def receive_rest(url: str, part: Path, progress: Progress, bar: TaskID) -> None:
     headers = {"User-Agent": "splitveil", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         error.close()
         # 416 means that nothing comes after these bytes: the part is whole, or else the checksum will refuse it.
         if error.code == 416 and have:
@@ -160,9 +142,7 @@ def fetch_archive(published: Published, root: Path, folder: str) -> None:
     """Download and unpack an archive whose only top-level entry is `folder`."""
     target = root / folder
     if target.exists():
-        raise UserError(
-            f"{target} exists but is not complete; move it away, then the download can put a whole one there"
-        )
+        raise UserError(f"{target} exists but is not complete; move it away, so that a whole one can be downloaded")
     unpack(fetch(published, root), root, folder)
 
 

@@ -116,9 +116,7 @@ def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
     if config.by_identity:
         for name in ("validation", "auxiliary", "test"):
             if getattr(config, name) > 1:
-                raise UserError(
-                    f"splits: {name} is {getattr(config, name)}, must be a share up to 1 where by_identity is set"
-                )
+                raise UserError(f"splits: {name} is {getattr(config, name)}, must be a share up to 1 with by_identity")
         everything = source.train if source.test is None else joined(source.train, source.test)
         auxiliary, rest = cut_identities(everything, config.auxiliary, seed)
         left = {"task": 1 - config.test - config.validation, "validation": config.validation, "test": config.test}
@@ -140,11 +138,9 @@ LUMA = np.array([0.299, 0.587, 0.114])
 
 def converted(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Bring uint8 [n, c, h, w] to `shape`: colour becomes grey or grey is repeated, shrunk by area, enlarged bilinearly."""
-    channels, height, width = shape
-    if images.shape[1] != channels and {images.shape[1], channels} != {1, 3}:
-        raise UserError(
-            f"images with {images.shape[1]} channels cannot be made into images with {channels}; 1 and 3 can"
-        )
+    given, (channels, height, width) = images.shape[1], shape
+    if given != channels and {given, channels} != {1, 3}:
+        raise UserError(f"images with {given} channels cannot be made into images with {channels}; 1 and 3 can")
     found = []
     for part in np.array_split(images, max(1, len(images) // 1000)):  # in parts, because floats are four times as large
         x = torch.from_numpy(np.ascontiguousarray(part)).float()

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from splitveil.registry import DEFENCES
+from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 
@@ -107,9 +107,8 @@ class Defence(nn.Module, Generic[C]):
 
     def acts(self, batch: Batch, generator: torch.Generator) -> bool:
         """True if it does anything: it changes the architecture, it changes z, or its penalty has a gradient at z."""
-        if type(self).rebuild is not Defence.rebuild or not torch.equal(
-            self.send(batch.z, batch.x, generator), batch.z
-        ):
+        rebuilds = type(self).rebuild is not Defence.rebuild
+        if rebuilds or not torch.equal(self.send(batch.z, batch.x, generator), batch.z):
             return True
         with torch.enable_grad():
             z = batch.z.detach().requires_grad_()
@@ -123,6 +122,12 @@ class Defence(nn.Module, Generic[C]):
     def attack_hints(self) -> AttackHints:
         """How it should be attacked."""
         return AttackHints()
+
+
+def check_channels(name: str, z_shape: Sequence[int]) -> None:
+    """Refuse a cut whose z is not a stack of maps, for a defence that is made of convolutions."""
+    if len(z_shape) != 3:
+        raise UserError(f"{name} needs z of shape [c, h, w], this cut has {list(z_shape)}; cut at a convolution")
 
 
 def build(name: str, **options: Any) -> Defence:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from splitveil.defences import Defence
+from splitveil.defences import Defence, check_channels
 from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
@@ -42,10 +42,7 @@ class Bottleneck(Defence[Config]):
             raise UserError(f"bottleneck: the stack has {count} of them, and each decides what z is; keep one")
 
     def rebuild(self, model: SplitModel) -> SplitModel:
-        if len(model.z_shape) != 3:
-            raise UserError(
-                f"bottleneck needs z of shape [c, h, w], this cut has {list(model.z_shape)}; cut at a convolution"
-            )
+        check_channels("bottleneck", model.z_shape)
         (c, h, w), channels, kernel = model.z_shape, self.config.channels, self.config.kernel
         narrow: list[nn.Module] = [nn.Conv2d(c, channels, kernel, padding=kernel // 2)]
         if self.config.sigmoid:

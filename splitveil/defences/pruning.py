@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitveil.defences import Defence
+from splitveil.defences import Defence, check_channels
 from splitveil.options import option
-from splitveil.registry import DEFENCES, UserError
+from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
 
 PASSES = (nn.BatchNorm2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Identity)
@@ -91,17 +91,13 @@ class Pruning(Defence[Config]):
     pruned = False
 
     def rebuild(self, model: SplitModel) -> SplitModel:
-        if len(model.z_shape) != 3:
-            raise UserError(
-                f"pruning needs z of shape [c, h, w], this cut has {list(model.z_shape)}; cut at a convolution"
-            )
+        check_channels("pruning", model.z_shape)
         c = model.z_shape[0]
         slim = self.config.slim or max(1, c // 2)
         layers = [nn.Conv2d(c, slim, 3, padding=1), nn.BatchNorm2d(slim), nn.ReLU(), nn.Conv2d(slim, c, 3, padding=1)]
         like = next(model.parameters(), torch.empty(0))
-        return SplitModel(
-            nn.Sequential(model.edge, *(layer.to(like) for layer in layers)), model.cloud, model.z_shape, model.x_shape
-        )
+        edge = nn.Sequential(model.edge, *(layer.to(like) for layer in layers))
+        return SplitModel(edge, model.cloud, model.z_shape, model.x_shape)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
         if self.pruned or epoch < self.config.at:

@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.defences import Defence
+from splitveil.defences import Defence, check_channels
 from splitveil.options import option
-from splitveil.registry import DEFENCES, UserError
+from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
 
 
@@ -116,14 +116,10 @@ class SparseCoding(Defence[Config]):
     """Sends features as a learned dictionary rebuilds them from a sparse code."""
 
     def rebuild(self, model: SplitModel) -> SplitModel:
-        if len(model.z_shape) != 3:
-            raise UserError(
-                f"sparse_coding needs z of shape [c, h, w], this cut has {list(model.z_shape)}; cut at a convolution"
-            )
+        check_channels("sparse_coding", model.z_shape)
         own, z_shape = self.config, tuple(model.z_shape)
-        layer = SparseCode(
-            z_shape, max(1, round(own.atoms * z_shape[0])), own.kernel, own.lam, own.alpha, own.iterations
-        )
+        atoms = max(1, round(own.atoms * z_shape[0]))
+        layer = SparseCode(z_shape, atoms, own.kernel, own.lam, own.alpha, own.iterations)
         layer = layer.to(next(model.parameters(), torch.empty(0)))
         edge = nn.Sequential(OrderedDict(inner=model.edge, code=layer))
         return SplitModel(edge, model.cloud, z_shape, model.x_shape)

@@ -21,9 +21,7 @@ def compiler_settings(compiled: bool, device: torch.device) -> Iterator[None]:
     import torch._dynamo
 
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = (
-        before or device.type == "cuda"
-    )  # costs time at the start and saves it in every step
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"  # slower at the start, faster in every step
     try:
         with torch._dynamo.config.patch(recompile_limit=KINDS):
             yield

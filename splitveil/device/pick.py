@@ -17,7 +17,6 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device {name!r} is not usable here ({str(error).splitlines()[0]}); try --device auto"
-        ) from None
+        why = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} is not usable here ({why}); try --device auto") from None
     return device

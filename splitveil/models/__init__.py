@@ -54,9 +54,7 @@ def build_model(
     """A registered model for images of `x_shape`, normalised by `mean` and `std`, cut where its config says."""
     channels, height, size = x_shape
     if height != size or size < 8:
-        raise UserError(
-            f"images are {height} x {size} pixels; our models take square ones of 8 or more: pad or resize them"
-        )
+        raise UserError(f"images are {height} x {size} pixels; models take squares of 8 or more: pad or resize them")
     mean = torch.full((channels,), 0.5) if mean is None else mean
     std = torch.full((channels,), 0.25) if std is None else std
     stages: nn.Sequential = MODELS.of(config).make_from(config, channels=channels, size=size, classes=classes)

@@ -31,9 +31,8 @@ def build_splits(config: Config) -> Splits:
 def channel_moments(part: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each image channel in [0, 1], from the histogram of its 256 values."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack(
-        [torch.bincount(torch.from_numpy(c.reshape(-1)), minlength=256) for c in part.images.swapaxes(0, 1)]
-    )
+    channels = (torch.from_numpy(channel.reshape(-1)) for channel in part.images.swapaxes(0, 1))
+    counts = torch.stack([torch.bincount(channel, minlength=256) for channel in channels])
     weights = counts.double() / counts.sum(1, keepdim=True)  # [c, 256]
     mean = weights @ values
     return mean, (weights @ values.square() - mean.square()).clamp_min(0).sqrt()

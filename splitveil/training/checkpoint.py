@@ -87,6 +87,4 @@ def refused() -> Iterator[None]:
         yield
     except RuntimeError as error:
         what = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"the saved weights are not those of config.toml ({what}…); restore either, or train anew"
-        ) from None
+        raise UserError(f"the weights are not those of config.toml ({what}…); restore either, or train anew") from None

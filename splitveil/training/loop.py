@@ -122,9 +122,7 @@ class Training(Stepper):
         if cem is None or cem.config.refresh_from == "pass" or cem.surrogate.refresh_every is None:
             return None
         if self.world > 1:
-            raise UserError(
-                "cem.refresh_from is 'training', which needs all features in one process; leave it out here"
-            )
+            raise UserError("cem.refresh_from is 'training', which needs all features in one process; leave it out")
         shape = (*self.feed.order.shape, *self.parts.model.z_shape)
         return saved.to(self.device) if saved is not None else torch.full(shape, torch.nan, device=self.device)
 

@@ -28,9 +28,7 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
     """Train runs side by side, a step of each in one captured graph where there is a GPU."""
     devices = {config.device for config in configs.values()}
     if len(devices) > 1:
-        raise UserError(
-            f"runs that are trained together must be on one device, these are on {', '.join(sorted(devices))}"
-        )
+        raise UserError(f"runs that are trained together must be on one device, not on {', '.join(sorted(devices))}")
     device = pick_device(devices.pop())
     compiled = any(config.train.compile for config in configs.values())
     with process_group(device) as (rank, world), compiler_settings(compiled, device), ExitStack() as locks:

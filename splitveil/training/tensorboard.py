@@ -14,9 +14,7 @@ def tensorboard(run: Run, first: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError(
-            "train.tensorboard needs the package tensorboard: pip install 'splitveil[tensorboard]'"
-        ) from None
+        raise UserError("train.tensorboard needs tensorboard: pip install 'splitveil[tensorboard]'") from None
     return SummaryWriter(str(run.folder / "tensorboard"), purge_step=first)
 
 

@@ -95,16 +95,12 @@ def test_fewer_images_than_a_batch_are_enough() -> None:
     assert attack.reconstruct(Observation(torch.rand(3, 1, 8, 8, 8))).shape == (3, 1, 32, 32)
 
 
-@pytest.mark.parametrize(
-    ("z_shape", "x_shape"),
-    [
-        ((8, 8, 8), (3, 32, 32)), ((5, 7, 7), (1, 28, 28)), ((5, 7, 7), (1, 32, 32)), ((3, 32, 32), (3, 32, 32)),
-        ((4, 64, 64), (3, 32, 32)), ((6, 4, 8), (3, 32, 32)), ((6, 4, 8), (3, 16, 32)), ((2, 1, 1), (3, 16, 16)),
-        ((16, 12), (3, 32, 32)), ((17, 12), (3, 32, 32)), ((1, 5), (1, 16, 16)), ((40,), (3, 32, 32)), ((1,), (1, 12, 12)),
-        ((2, 3, 4, 5), (1, 16, 16)),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("z_shape", "x_shape"), [
+    ((8, 8, 8), (3, 32, 32)), ((5, 7, 7), (1, 28, 28)), ((5, 7, 7), (1, 32, 32)), ((3, 32, 32), (3, 32, 32)),
+    ((4, 64, 64), (3, 32, 32)), ((6, 4, 8), (3, 32, 32)), ((6, 4, 8), (3, 16, 32)), ((2, 1, 1), (3, 16, 16)),
+    ((16, 12), (3, 32, 32)), ((17, 12), (3, 32, 32)), ((1, 5), (1, 16, 16)), ((40,), (3, 32, 32)), ((1,), (1, 12, 12)),
+    ((2, 3, 4, 5), (1, 16, 16)),
+], ids=str)  # fmt: skip
 def test_features_of_any_shape_become_images(z_shape: tuple[int, ...], x_shape: tuple[int, ...]) -> None:
     net = res_decoder(z_shape, x_shape, blocks=1, width=4)
     images = net(torch.randn(3, *z_shape))
@@ -353,9 +349,7 @@ def test_the_perceptual_loss_is_least_for_the_image_itself_and_can_be_learnt() -
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_it_keeps_the_weights_that_do_best_on_images_it_did_not_learn_from(
-    ema: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_keeps_the_weights_that_do_best_on_images_it_did_not_learn_from(ema: float, monkeypatch: pytest.MonkeyPatch):
     own, learned = crops(0, 200), []
     take = Feed.next
 

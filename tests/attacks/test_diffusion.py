@@ -30,7 +30,6 @@ from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -267,8 +266,3 @@ def test_its_strength_of_guidance_does_not_depend_on_the_scale_of_the_features()
 def test_three_own_images_are_enough_to_start_with() -> None:
     attack = built(epochs=1, guidance=None, steps=2).fit(access(own=images(0, 120, 40)))
     assert attack.reconstruct(Observation(torch.rand(2, 1, 1, 8, 8))).shape == (2, 1, 8, 8)
-
-
-def test_a_start_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UserError, match="must be one of 'noise', 'decoder'"):
-        built(start="image")

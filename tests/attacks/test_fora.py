@@ -106,15 +106,11 @@ def test_standard_features_have_mean_0_and_deviation_1_and_come_back() -> None:
     torch.testing.assert_close(Standard(z, back=True)(standard), z)
 
 
-@pytest.mark.parametrize(
-    ("x_shape", "z_shape"),
-    [
-        ((3, 32, 32), (8, 8, 8)), ((1, 28, 28), (5, 7, 7)), ((1, 32, 32), (5, 7, 7)), ((1, 16, 16), (4, 32, 32)),
-        ((3, 16, 32), (6, 4, 8)), ((3, 16, 16), (9, 1, 1)), ((3, 32, 32), (16, 12)), ((3, 32, 32), (17, 12)),
-        ((1, 12, 12), (40,)),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("x_shape", "z_shape"), [
+    ((3, 32, 32), (8, 8, 8)), ((1, 28, 28), (5, 7, 7)), ((1, 32, 32), (5, 7, 7)), ((1, 16, 16), (4, 32, 32)),
+    ((3, 16, 32), (6, 4, 8)), ((3, 16, 16), (9, 1, 1)), ((3, 32, 32), (16, 12)), ((3, 32, 32), (17, 12)),
+    ((1, 12, 12), (40,)),
+], ids=str)  # fmt: skip
 def test_a_substitute_makes_features_of_any_shape(x_shape: tuple[int, ...], z_shape: tuple[int, ...]) -> None:
     assert substitute(x_shape, z_shape, 4)(torch.rand(2, *x_shape)).shape == (2, *z_shape)
 

@@ -48,9 +48,7 @@ def test_it_beats_the_mean_image_and_its_squared_error_falls() -> None:
     assert attack.losses_[-1] < attack.losses_[0]
 
 
-def test_an_epoch_is_a_pass_of_the_generator_each_step_behind_those_of_the_critic(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_epoch_is_a_pass_of_the_generator_each_step_behind_those_of_the_critic(monkeypatch: pytest.MonkeyPatch):
     stepped: list[float] = []
     monkeypatch.setattr(training.Learner, "step", lambda learner, loss: stepped.append(learner.lr))
     attack = gan(critic_steps=3, epochs=2, batch=32, lr=1.0, critic_lr=2.0)

@@ -12,7 +12,6 @@ from splitveil.attacks.shadow import through_cloud
 from splitveil.attacks.shared import substitute_edge
 from splitveil.attacks.shared.image_descent import total_variation
 from splitveil.attacks.shared.substitute_edge import critic, distance
-from splitveil.registry import UserError
 
 SMALL: dict[str, Any] = {
     "shadow_epochs": 16, "shadow_lr": 0.05, "batch": 32, "blocks": 0, "width": 8, "epochs": 3, "lr": 5e-3,
@@ -68,8 +67,3 @@ def test_a_critic_gives_one_number_for_features_of_any_shape(shape: tuple[int, .
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody_waits_in(attacks.build("shadow", **SMALL), monkeypatch, shadow, substitute_edge)
-
-
-def test_an_inversion_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UserError, match="must be one of 'network', 'optimise'"):
-        attacks.build("shadow", invert="guess")

@@ -66,9 +66,7 @@ def test_the_architecture_comes_without_the_victims_parameters() -> None:
     access = grant(ThreatModel(architecture=True), model, channel, images(), CPU, 0)
     assert access.architecture is not None and access.edge is None
     first, second = access.architecture(), access.architecture()
-    victim = {
-        name: value for name, value in model.edge.named_parameters() if value.std() > 0
-    }  # not BatchNorm's ones and zeros
+    victim = {name: value for name, value in model.edge.named_parameters() if value.std() > 0}  # not BatchNorm's
     for name, value in victim.items():
         for edge in (first, second, access.architecture._template):
             assert dict(edge.named_parameters())[name].shape == value.shape
@@ -127,14 +125,10 @@ def test_the_images_that_a_threat_model_speaks_of_are_given_whatever_they_are(ki
     assert grant(ThreatModel(auxiliary=kind), model, channel, own, CPU, 0).auxiliary is own  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("threat", "expected"),
-    [
-        (ThreatModel(), False), (ThreatModel(cloud_weights=True), False), (ThreatModel(labels=True), True),
-        (ThreatModel(cloud_weights=True, queries=False), True), (ThreatModel(labels=True, auxiliary="none"), False),
-    ],
-    ids=["black box", "logits", "label of the target", "through the cloud", "no images"],
-)  # fmt: skip
+@pytest.mark.parametrize(("threat", "expected"), [
+    (ThreatModel(), False), (ThreatModel(cloud_weights=True), False), (ThreatModel(labels=True), True),
+    (ThreatModel(cloud_weights=True, queries=False), True), (ThreatModel(labels=True, auxiliary="none"), False),
+], ids=["black box", "logits", "label of the target", "through the cloud", "no images"])  # fmt: skip
 def test_who_needs_the_classes_of_own_images(threat: ThreatModel, expected: bool) -> None:
     assert threat.own_classes == expected
 

@@ -113,19 +113,11 @@ def test_only_the_same_measurement_is_compared() -> None:
     assert got_worse([row_of("step", 9.0, 9.0, 9.0)], [row_of("step", 1.0, 1.0, 1.0, variant="gmm")]) == []
 
 
-@pytest.mark.parametrize(
-    ("now", "code", "said"),
-    [
-        ([1.1], 0, "0 of 1 ratios got more than 20% worse"),
-        (
-            [2.0, 2.0],
-            3,
-            "1 of 1 ratios got more than 20% worse\n  step rate (batch 128, classes 10): 2 [1.8, 2.2], was 1",
-        ),
-        ([2.0, 1.1], 0, "0 of 1 ratios"),
-    ],
-    ids=["as before", "worse, and worse again", "worse once"],
-)
+@pytest.mark.parametrize(("now", "code", "said"), [
+    ([1.1], 0, "0 of 1 ratios got more than 20% worse"),
+    ([2.0, 2.0], 3, "1 of 1 ratios got more than 20% worse\n  step rate (batch 128, classes 10): 2 [1.8, 2.2], was 1"),
+    ([2.0, 1.1], 0, "0 of 1 ratios"),
+], ids=["as before", "worse, and worse again", "worse once"])  # fmt: skip
 def test_a_ratio_that_is_worse_twice_ends_the_command_with_code_3(
     now: list[float], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
@@ -151,34 +143,28 @@ def test_a_ratio_that_is_worse_twice_ends_the_command_with_code_3(
     assert read_json(out)["rows"][0]["ratio"] == now[0]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--device cpu --batch 128", "unknown flag '--batch'; did you mean '--batches'?"),
-        ("--device cpu --only stp", "unknown measurement 'stp'; did you mean 'step'?"),
-        ("--device cpu --only together", "needs --device cuda"),
-        ("--device meta", "must be cpu or cuda"),
-        ("--device cpu --model vgg", "did you mean 'vgg11'?"),
-        ("--device cpu --batches 128,x", "--batches is '128,x'"),
-        ("--device cpu --classes 1", "--classes is '1'"),
-        ("--device cpu --device cpu", "--device is there twice"),
-        ("--device cpu --out", "--out needs a value"),
-        ("--device cpu --against nowhere.json", "nowhere.json is missing"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--device cpu --batch 128", "unknown flag '--batch'; did you mean '--batches'?"),
+    ("--device cpu --only stp", "unknown measurement 'stp'; did you mean 'step'?"),
+    ("--device cpu --only together", "needs --device cuda"),
+    ("--device meta", "must be cpu or cuda"),
+    ("--device cpu --model vgg", "did you mean 'vgg11'?"),
+    ("--device cpu --batches 128,x", "--batches is '128,x'"),
+    ("--device cpu --classes 1", "--classes is '1'"),
+    ("--device cpu --device cpu", "--device is there twice"),
+    ("--device cpu --out", "--out needs a value"),
+    ("--device cpu --against nowhere.json", "nowhere.json is missing"),
+])  # fmt: skip
 def test_a_mistake_is_said_before_anything_is_measured(flags: str, said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         plan_of(flags.split())
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"device": "NVIDIA H200"}, "measured with --device cuda --model small"),
-        ({"model": "vgg11"}, "measured with --device cpu --model vgg11"),
-        ({"rows": []}, "no row of what would be measured"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"device": "NVIDIA H200"}, "measured with --device cuda --model small"),
+    ({"model": "vgg11"}, "measured with --device cpu --model vgg11"),
+    ({"rows": []}, "no row of what would be measured"),
+])  # fmt: skip
 def test_another_kind_of_measurement_is_not_compared_with(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     before = {"device": "cpu", "model": "small", "compile": False, "rows": [row_of("step", 1.0, 1.0, 1.0)]}
     write_json(tmp_path / "before.json", before | change)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from safetensors.torch import load, save
@@ -25,13 +26,17 @@ from splitveil.runs import Run, read_json
 from splitveil.training.run import train_run
 
 
-class Outcome:
-    def __init__(self, code: object, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+class Outcome(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
 
 
 @pytest.fixture
-def splitveil(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def splitveil(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run a command in this process."""
 
     def run(*arguments: str | Path) -> Outcome:
@@ -87,9 +92,8 @@ def test_help_is_there_within_a_second_and_without_torch(arguments: list[str]):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert seconds_of_children() - began < 1
     assert done.returncode == 0, done.stderr
-    words = (
-        [f"\n  {command} " for command in COMMANDS] if arguments == ["--help"] else [f"splitveil {arguments[0]} RUN…"]
-    )
+    commands = [f"\n  {command} " for command in COMMANDS]
+    words = commands if arguments == ["--help"] else [f"splitveil {arguments[0]} RUN…"]
     assert all(word in done.stdout for word in words)
 
 
@@ -109,93 +113,88 @@ def test_a_reader_that_has_enough_ends_the_command_quietly():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, splitveil: Callable[..., Outcome]):
+def test_every_command_has_help(command: str, splitveil: Cli):
     outcome = splitveil(command, "--help")
     assert outcome.code == 0
     assert outcome.out.startswith("usage: splitveil")
 
 
-def test_version_and_usage(splitveil: Callable[..., Outcome]):
+def test_version_and_usage(splitveil: Cli):
     from splitveil import __version__
 
     assert splitveil("--version").out == f"splitveil {__version__}\n"
     assert splitveil().out == splitveil("help").out == splitveil("-h").out
 
 
-def test_list_names_everything_with_a_line_each(splitveil: Callable[..., Outcome]):
+def test_list_names_everything_with_a_line_each(splitveil: Cli):
     lines = splitveil("list").out.splitlines()
     for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
         for name in registry.names():
             assert any(re.fullmatch(rf"  {name} +\S.*", line) for line in lines), name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ("trian", ["unknown command 'trian'; did you mean 'train'?"]),
-        ("train --cem.surrogate raet", ["unknown surrogate 'raet'; did you mean 'rate'?"]),
-        ("train --defences gausian", ["unknown defence 'gausian'; did you mean 'gaussian'?"]),
-        ("train --attacks rigde", ["unknown attack", "'ridge'"]),
-        ("train --model vgg12", ["unknown model", "'vgg1"]),
-        ("train --data cifar", ["unknown data set", "'cifar10"]),
-        ("train --train.epoch 3", ["unknown flag '--train.epoch'; did you mean '--train.epochs'?"]),
-        ("train --train.epochs ten", ["--train.epochs is 'ten', must be of type int"]),
-        ("train --train.epochs 0", ["train.epochs is 0, must be at least 1"]),
-        ("train --train.lr -1", ["train.lr is -1.0, must be above 0"]),
-        ("train --train.batch 100000", ["train.batch is 100000, but there are 5000 task images"]),
-        ("train --defences gaussian --defences.0.sigma 0", ["sigma is 0.0, must be above 0"]),
-        ("train --cem.surrogate rate", ["'rate' needs Gaussian noise"]),
-        ("train --cem.surrogate uniform --cem.strength -1", ["strength is -1.0, must be at least 0"]),
-        ("train --model.cut conv9", ["unknown cut 'conv9'", "conv"]),
-        ("train --device cud", ["device 'cud' is not usable here", "--device auto"]),
-        ("train --splits.task 2", ["train.batch is 128, but there are 2 task images; lower it"]),
-        ("train --splits.task 9000", ["the set has 10000; lower the shares"]),
-        ("train --data npz", ["npz: path is empty"]),
-        ("train nosuch.toml", ["no recipe at nosuch.toml"]),
-        ("train --runs", ["--runs needs a value: DIR"]),
-        ("train --run x", ["unknown flag '--run'; did you mean '--runs'?"]),
-        ("train --runs x --runs y", ["--runs is there twice"]),
-        ("list surrogates", ["list: unexpected argument 'surrogates'"]),
-        ("list --all", ["list has no flags"]),
-        ("bench --quick=3 --device cpu", ["--quick=3 has a value, but --quick takes none"]),
-        ("train --each seed", ["--each is 'seed', must be a setting and its values, such as seed=0,1,2"]),
-        ("train --each sed=1,2", ["unknown flag '--sed'; did you mean '--seed'?"]),
-        ("train --each train.epochs=1,two", ["--train.epochs is 'two', must be of type int"]),
-        ("train --each seed=1,1", ["--each gives run-seed1 twice"]),
-        ("attack", ["attack needs a run folder"]),
-        ("evaluate", ["evaluate needs a run folder"]),
-        ("attack nosuch", ["nosuch is not a run folder (no schema.json)"]),
-        ("evaluate nosuch", ["nosuch is not a run folder"]),
-        ("report nosuch", ["nosuch is not a run folder"]),
-        ("attack nosuch --train.lr 3", ["unknown flag '--train.lr'"]),
-        ("attack nosuch --suit quick", ["unknown flag '--suit'; did you mean '--suite'?"]),
-        ("evaluate nosuch --fail_if ssim>1", ["unknown flag '--fail_if'; did you mean '--fail-if'?"]),
-        ("report nosuch --out", ["--out needs a value: FILE"]),
-        ("attack nosuch --suite quik", ["unknown suite 'quik'; did you mean 'quick'?"]),
-        ("attack nosuch --suite quick --attacks ridge", ["--suite quick is a fixed list; leave --attacks out"]),
-        ("run --suite quick --attacks.0.label x", ["--suite quick is a fixed list; leave --attacks.0.label out"]),
-        ("evaluate nosuch --fail-if ssim", ["--fail-if is 'ssim', must be one of ssim, mse"]),
-        ("data", ["data needs check or prepare, then a name"]),
-        ("data chekc fashion", ["data needs check or prepare"]),
-        ("data check fashon", ["unknown data set 'fashon'; did you mean 'fashion'?"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), [
+    ("trian", ["unknown command 'trian'; did you mean 'train'?"]),
+    ("train --cem.surrogate raet", ["unknown surrogate 'raet'; did you mean 'rate'?"]),
+    ("train --defences gausian", ["unknown defence 'gausian'; did you mean 'gaussian'?"]),
+    ("train --attacks rigde", ["unknown attack", "'ridge'"]),
+    ("train --model vgg12", ["unknown model", "'vgg1"]),
+    ("train --data cifar", ["unknown data set", "'cifar10"]),
+    ("train --train.epoch 3", ["unknown flag '--train.epoch'; did you mean '--train.epochs'?"]),
+    ("train --train.epochs ten", ["--train.epochs is 'ten', must be of type int"]),
+    ("train --train.epochs 0", ["train.epochs is 0, must be at least 1"]),
+    ("train --train.lr -1", ["train.lr is -1.0, must be above 0"]),
+    ("train --train.batch 100000", ["train.batch is 100000, but there are 5000 task images"]),
+    ("train --defences gaussian --defences.0.sigma 0", ["sigma is 0.0, must be above 0"]),
+    ("train --cem.surrogate rate", ["'rate' needs Gaussian noise"]),
+    ("train --cem.surrogate uniform --cem.strength -1", ["strength is -1.0, must be at least 0"]),
+    ("train --model.cut conv9", ["unknown cut 'conv9'", "conv"]),
+    ("train --device cud", ["device 'cud' is not usable here", "--device auto"]),
+    ("train --splits.task 2", ["train.batch is 128, but there are 2 task images; lower it"]),
+    ("train --splits.task 9000", ["the set has 10000; lower the shares"]),
+    ("train --data npz", ["npz: path is empty"]),
+    ("train nosuch.toml", ["no recipe at nosuch.toml"]),
+    ("train --runs", ["--runs needs a value: DIR"]),
+    ("train --run x", ["unknown flag '--run'; did you mean '--runs'?"]),
+    ("train --runs x --runs y", ["--runs is there twice"]),
+    ("list surrogates", ["list: unexpected argument 'surrogates'"]),
+    ("list --all", ["list has no flags"]),
+    ("bench --quick=3 --device cpu", ["--quick=3 has a value, but --quick takes none"]),
+    ("train --each seed", ["--each is 'seed', must be a setting and its values, such as seed=0,1,2"]),
+    ("train --each sed=1,2", ["unknown flag '--sed'; did you mean '--seed'?"]),
+    ("train --each train.epochs=1,two", ["--train.epochs is 'two', must be of type int"]),
+    ("train --each seed=1,1", ["--each gives run-seed1 twice"]),
+    ("attack", ["attack needs a run folder"]),
+    ("evaluate", ["evaluate needs a run folder"]),
+    ("attack nosuch", ["nosuch is not a run folder (no schema.json)"]),
+    ("evaluate nosuch", ["nosuch is not a run folder"]),
+    ("report nosuch", ["nosuch is not a run folder"]),
+    ("attack nosuch --train.lr 3", ["unknown flag '--train.lr'"]),
+    ("attack nosuch --suit quick", ["unknown flag '--suit'; did you mean '--suite'?"]),
+    ("evaluate nosuch --fail_if ssim>1", ["unknown flag '--fail_if'; did you mean '--fail-if'?"]),
+    ("report nosuch --out", ["--out needs a value: FILE"]),
+    ("attack nosuch --suite quik", ["unknown suite 'quik'; did you mean 'quick'?"]),
+    ("attack nosuch --suite quick --attacks ridge", ["--suite quick is a fixed list; leave --attacks out"]),
+    ("run --suite quick --attacks.0.label x", ["--suite quick is a fixed list; leave --attacks.0.label out"]),
+    ("evaluate nosuch --fail-if ssim", ["--fail-if is 'ssim', must be one of ssim, mse"]),
+    ("data", ["data needs check or prepare, then a name"]),
+    ("data chekc fashion", ["data needs check or prepare"]),
+    ("data check fashon", ["unknown data set 'fashon'; did you mean 'fashion'?"]),
+])  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: str, parts: list[str], splitveil: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: str, parts: list[str], splitveil: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     assert refused(splitveil(*arguments.split()), *parts)
     assert list(tmp_path.iterdir()) == []  # nothing is left that would stand in the way of the corrected command
 
 
-def test_a_recipe_that_is_no_toml_is_named_with_its_line(splitveil: Callable[..., Outcome], tmp_path: Path):
+def test_a_recipe_that_is_no_toml_is_named_with_its_line(splitveil: Cli, tmp_path: Path):
     (tmp_path / "recipe.toml").write_text("[train\nepochs = 3")
     assert refused(splitveil("train", tmp_path / "recipe.toml"), "recipe.toml is not valid TOML", "line 1")
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(
-    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
-):
+def test_a_folder_that_holds_something_else_is_left_alone(splitveil: Cli, small: list[str], tmp_path: Path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("Once upon a time")
     outcome = splitveil("train", *small, "--runs", tmp_path, "--name", "thesis")
@@ -206,7 +205,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     assert (tmp_path / "thesis" / "config.toml").read_text() == "Once upon a time"
 
 
-def test_a_run_of_another_schema_is_refused(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_a_run_of_another_schema_is_refused(splitveil: Cli, run_folder: Path):
     (run_folder / "schema.json").write_text('{"schema": 99}')
     assert refused(splitveil("evaluate", run_folder), "has schema 99, this splitveil reads 1")
     (run_folder / "schema.json").write_text("{")
@@ -215,7 +214,7 @@ def test_a_run_of_another_schema_is_refused(splitveil: Callable[..., Outcome], r
 
 @pytest.mark.parametrize("command", ["attack", "evaluate"])
 def test_weights_that_are_missing_cut_off_or_of_another_model_are_refused(
-    command: str, splitveil: Callable[..., Outcome], run_folder: Path
+    command: str, splitveil: Cli, run_folder: Path
 ):
     file = run_folder / "weights" / "last.safetensors"
     whole = file.read_bytes()
@@ -230,7 +229,7 @@ def test_weights_that_are_missing_cut_off_or_of_another_model_are_refused(
     assert refused(splitveil(command, run_folder), "last.safetensors is missing; train the run first")
 
 
-def test_a_state_that_is_none_is_refused(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_a_state_that_is_none_is_refused(splitveil: Cli, run_folder: Path):
     file = run_folder / "state" / "train.safetensors"
     file.write_bytes(save(load(file.read_bytes())))  # without our header
     arguments = ["train", run_folder / "config.toml", "--runs", run_folder.parent]
@@ -239,12 +238,12 @@ def test_a_state_that_is_none_is_refused(splitveil: Callable[..., Outcome], run_
     assert refused(splitveil(*arguments), "train.safetensors is not a safetensors file")
 
 
-def test_evaluate_before_attack_says_what_to_run(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_evaluate_before_attack_says_what_to_run(splitveil: Cli, run_folder: Path):
     outcome = splitveil("evaluate", run_folder)
     assert refused(outcome, "mean_image-0 has no attack on these weights", f"splitveil attack {run_folder}")
 
 
-def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Cli, run_folder: Path):
     outcome = splitveil("attack", run_folder)
     assert (outcome.code, outcome.out) == (0, f"{run_folder}: attacked by mean_image, decoder\n")
     facts = json.loads((run_folder / "attacks" / "decoder-0" / "attack.json").read_text())
@@ -264,9 +263,7 @@ def test_attack_and_evaluate_leave_rows_samples_and_a_summary(splitveil: Callabl
     assert summary["weights_sha256"] == facts["weights_sha256"]
 
 
-def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_change(
-    splitveil: Callable[..., Outcome], run_folder: Path
-):
+def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_change(splitveil: Cli, run_folder: Path):
     def stamps() -> dict[str, int]:
         return {p.parent.name: p.stat().st_mtime_ns for p in run_folder.glob("attacks/*/attack.json")}
 
@@ -293,7 +290,7 @@ def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_cha
 
 
 def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
-    splitveil: Callable[..., Outcome], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    splitveil: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Rows of the new attack beside the attack.json of the old one would be read as the old one's."""
     splitveil("attack", run_folder)
@@ -311,20 +308,16 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
     assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
 
 
-def test_attacks_may_be_chosen_for_a_trained_run_and_keep_their_options(
-    splitveil: Callable[..., Outcome], run_folder: Path
-):
+def test_attacks_may_be_chosen_for_a_trained_run_and_keep_their_options(splitveil: Cli, run_folder: Path):
     assert splitveil("attack", run_folder, "--attacks", "decoder,ridge").code == 0
     attacks = Run.open(run_folder).config.attacks
     assert attacks == (ATTACKS["decoder"].config(blocks=1, width=4, epochs=1, batch=64), ATTACKS["ridge"].config())
     assert sorted(p.name for p in (run_folder / "attacks").iterdir()) == ["decoder-0", "ridge-0"]
-    assert refused(
-        splitveil("attack", run_folder, "--attacks", "rigde"), "unknown attack 'rigde'; did you mean 'ridge'?"
-    )
+    assert refused(splitveil("attack", run_folder, "--attacks", "rigde"), "'rigde'; did you mean 'ridge'?")
     assert Run.open(run_folder).config.attacks == attacks
 
 
-def test_train_says_where_the_run_is_and_how_good(splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path):
+def test_train_says_where_the_run_is_and_how_good(splitveil: Cli, small: list[str], tmp_path: Path):
     name = "odd [/b] name"  # not markup
     outcome = splitveil("train", *small, "--train.epochs", "1", f"--runs={tmp_path}", "--name", name)
     assert outcome.code == 0
@@ -332,7 +325,7 @@ def test_train_says_where_the_run_is_and_how_good(splitveil: Callable[..., Outco
     assert name in outcome.err  # the progress bar
 
 
-def test_each_trains_one_run_for_every_combination(splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path):
+def test_each_trains_one_run_for_every_combination(splitveil: Cli, small: list[str], tmp_path: Path):
     axes = ["--each", "seed=3,4", "--each", "cem.strength=1,16"]
     outcome = splitveil("train", *small, "--train.epochs", "1", f"--runs={tmp_path}", "--name", "sweep", *axes)
     assert outcome.code == 0
@@ -343,7 +336,7 @@ def test_each_trains_one_run_for_every_combination(splitveil: Callable[..., Outc
     assert "sweep-seed3-strength1 and 3 more" in outcome.err.replace("\n", "")
 
 
-def test_data_check_says_what_a_set_is(splitveil: Callable[..., Outcome]):
+def test_data_check_says_what_a_set_is(splitveil: Cli):
     outcome = splitveil("data", "check", "fashion")
     assert outcome.code == 0
     first, *parts = outcome.out.splitlines()
@@ -353,9 +346,7 @@ def test_data_check_says_what_a_set_is(splitveil: Callable[..., Outcome]):
     ]  # fmt: skip
 
 
-def test_ctrl_c_is_one_line_and_130(
-    splitveil: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, small: list[str]
-):
+def test_ctrl_c_is_one_line_and_130(splitveil: Cli, monkeypatch: pytest.MonkeyPatch, small: list[str]):
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -366,7 +357,7 @@ def test_ctrl_c_is_one_line_and_130(
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_on_a_full_disk_the_finished_epochs_stay(
-    call: str, splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, splitveil: Cli, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     small = [*small, "--train.checkpoint-every", "1"]
     train_run(tmp_path / "whole", parse(small))
@@ -405,7 +396,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_really_full_is_one_line(splitveil: Callable[..., Outcome], small: list[str], tiny_disk: Path):
+def test_a_disk_that_is_really_full_is_one_line(splitveil: Cli, small: list[str], tiny_disk: Path):
     outcome = splitveil("train", *small, "--runs", tiny_disk, "--name", "run", "--model.width", "16")
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1].startswith("splitveil: the disk is full")
@@ -414,7 +405,7 @@ def test_a_disk_that_is_really_full_is_one_line(splitveil: Callable[..., Outcome
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_may_not_be_written_is_one_line(
-    code: int, splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, splitveil: Cli, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def denied(self: Path, **options: object) -> None:
         raise OSError(code, os.strerror(code), str(self))
@@ -424,15 +415,13 @@ def test_a_folder_that_may_not_be_written_is_one_line(
     assert refused(outcome, str(tmp_path), os.strerror(code), "--runs chooses another folder")
 
 
-def test_a_path_through_a_file_or_a_name_too_long_is_one_line(
-    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
-):
+def test_a_path_through_a_file_or_a_name_too_long_is_one_line(splitveil: Cli, small: list[str], tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert refused(splitveil("train", *small, "--runs", tmp_path / "file"), str(tmp_path / "file"), "File exists")
     assert refused(splitveil("train", *small, "--runs", tmp_path, "--name", "x" * 300), "File name too long")
 
 
-def test_an_error_of_ours_is_not_hidden(splitveil: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_ours_is_not_hidden(splitveil: Cli, monkeypatch: pytest.MonkeyPatch):
     def bug(*args: object) -> None:
         raise ValueError("a bug")
 
@@ -441,7 +430,7 @@ def test_an_error_of_ours_is_not_hidden(splitveil: Callable[..., Outcome], monke
         splitveil("list")
 
 
-def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Cli, run_folder: Path):
     config = run_folder / "config.toml"
     text, changed = re.subn(r"(?<=\[train\]\n)epochs = \d+", "epochs = 30", config.read_text())
     assert changed == 1
@@ -450,7 +439,7 @@ def test_an_unfinished_run_is_neither_attacked_nor_evaluated(splitveil: Callable
         assert refused(splitveil(command, str(run_folder)), "is not trained to its end", "splitveil train")
 
 
-def test_the_same_attack_twice_is_refused_by_name(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_the_same_attack_twice_is_refused_by_name(splitveil: Cli, run_folder: Path):
     assert refused(splitveil("attack", str(run_folder), "--attacks", "ridge,ridge"), "ridge is there twice")
 
 
@@ -464,9 +453,7 @@ def test_a_group_of_runs_keeps_the_order_of_its_summary(tmp_path: Path):
     assert runs_in(tmp_path / "b") == [tmp_path / "b"]
 
 
-def test_a_folder_that_another_process_trains_in_is_refused(
-    splitveil: Callable[..., Outcome], small: list[str], tmp_path: Path
-):
+def test_a_folder_that_another_process_trains_in_is_refused(splitveil: Cli, small: list[str], tmp_path: Path):
     arguments = ("train", "--runs", str(tmp_path), "--name", "x", *small)
     splitveil(*arguments[:-2], "--device", "cpu")
     (tmp_path / "x" / "state" / "train.safetensors").unlink()  # as if it had not finished an epoch
@@ -482,13 +469,13 @@ def test_a_folder_that_another_process_trains_in_is_refused(
     assert splitveil(*arguments).code == 0
 
 
-def test_a_run_whose_metrics_were_deleted_says_so(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_a_run_whose_metrics_were_deleted_says_so(splitveil: Cli, run_folder: Path):
     splitveil("attack", str(run_folder))
     (run_folder / "metrics.jsonl").unlink()
     assert refused(splitveil("evaluate", str(run_folder)), "metrics.jsonl is missing or empty")
 
 
-def test_one_method_may_attack_twice_under_two_labels(splitveil: Callable[..., Outcome], run_folder: Path):
+def test_one_method_may_attack_twice_under_two_labels(splitveil: Cli, run_folder: Path):
     twice = [{"name": "ridge", "passes": 1}, {"name": "ridge", "passes": 1, "label": "ridge-2", "attempt": 1}]
     table = to_dict(Run.open(run_folder).config) | {"attacks": twice}
     Run.create(run_folder, from_dict(table))
@@ -500,9 +487,7 @@ def test_one_method_may_attack_twice_under_two_labels(splitveil: Callable[..., O
     assert refused(splitveil("attack", str(run_folder)), "label is '../escape', must be of letters, digits")
 
 
-def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(
-    splitveil: Callable[..., Outcome], run_folder: Path
-):
+def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(splitveil: Cli, run_folder: Path):
     assert refused(splitveil("evaluate", run_folder, "--fail-if", "lpips>1"), "--fail-if is 'lpips>1'")
     splitveil("attack", run_folder)
     outcome = splitveil("evaluate", run_folder, "--fail-if", "mse<1", "--fail-if=accuracy<0", "--fail-if", "ssim>=-1")
@@ -515,7 +500,7 @@ def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(
 
 
 def test_a_suite_replaces_the_attacks_of_a_run_and_is_remembered(
-    splitveil: Callable[..., Outcome], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    splitveil: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = ATTACKS["decoder"].config
     tiny = (ATTACKS["mean_image"].config(), config(label="mask", blocks=0, width=4, epochs=1, mask=True))

@@ -12,13 +12,6 @@ every_data_set = pytest.mark.parametrize("name", DATASETS.names())
 
 
 @every_data_set
-def test_it_says_what_it_is_and_its_options_have_defaults(name: str) -> None:
-    entry = DATASETS[name]
-    assert entry.summary
-    assert all(field.default is not dataclasses.MISSING for field in dataclasses.fields(entry.config))
-
-
-@every_data_set
 def test_it_is_bundled_or_says_in_one_line_where_its_files_belong(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,10 +30,3 @@ def test_it_is_bundled_or_says_in_one_line_where_its_files_belong(
         assert "\n" not in str(refusal.value)
         assert name in str(refusal.value) or "path" in str(refusal.value)
     assert list(tmp_path.iterdir()) == []  # looking for files makes none
-
-
-@every_data_set
-def test_a_misspelt_option_gets_a_suggestion(name: str) -> None:
-    for field in dataclasses.fields(DATASETS[name].config):
-        with pytest.raises(UserError, match=f"did you mean {field.name!r}"):
-            DATASETS[name].make(**{field.name + "x": 1})

@@ -1,7 +1,5 @@
 """What every registered model must do. A new one is tested here without a line added."""
 
-import dataclasses
-
 import pytest
 import safetensors.torch
 import torch
@@ -9,9 +7,14 @@ from torch import nn
 
 from splitveil.models import build_model
 from splitveil.registry import MODELS, UserError
-from splitveil.split_model import SplitModel
+from splitveil.split_model import SplitModel, cut_stages
 
 every_model = pytest.mark.parametrize("name", MODELS.names())
+STAGES = {
+    "mobilenetv2": "stem block*17 last", "resnet18": "stem block*8", "resnet20": "stem block*9", "resnet32": "stem block*15",
+    "small": "conv*4", "vgg11": "conv*8", "vgg13": "conv*10", "vgg16": "conv*13", "vit": "patches block*6",
+}  # fmt: skip
+"""The names that recipes cut at; conv*4 stands for conv1 to conv4."""
 
 
 def make(name: str, channels: int = 1, **options: object) -> SplitModel:
@@ -28,6 +31,23 @@ def test_it_takes_any_number_of_channels_and_its_z_has_the_shape_it_says(name: s
         assert z.shape == (2, *model.z_shape)
         assert model.cloud(z).shape == (2, 7)
         torch.testing.assert_close(model(x), model.cloud(z))
+
+
+@every_model
+@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 64)])
+def test_behind_every_stage_it_can_be_cut_and_the_cloud_gives_logits(name: str, channels: int, size: int) -> None:
+    stages = MODELS[name].make({"channels": channels, "size": size, "classes": 7})
+    *cuts, head = (stage for stage, _ in stages.named_children())
+    words = [word.partition("*") for word in STAGES.get(name, " ".join(cuts)).split()]
+    known = [f"{kind}{i + 1}" if n else kind for kind, _, n in words for i in range(int(n or 1))]
+    assert (cuts, head) == (known, "head")
+    x = torch.rand(2, channels, size, size)
+    with torch.no_grad():
+        for cut in cuts:
+            model = cut_stages(stages, cut, x.shape[1:])
+            z = model.edge(x)
+            assert z.shape == (2, *model.z_shape)
+            assert model.cloud(z).shape == (2, 7)
 
 
 @every_model
@@ -58,11 +78,3 @@ def test_a_seed_gives_the_same_weights_and_they_travel_without_pickle(name: str)
 def test_a_cut_that_does_not_exist_is_answered_with_those_that_do(name: str) -> None:
     with pytest.raises(UserError, match="unknown cut '!'; known: "):
         make(name, cut="!")
-
-
-@every_model
-def test_it_says_what_it_is_and_its_options_have_defaults(name: str) -> None:
-    entry = MODELS[name]
-    assert entry.summary
-    assert all(field.default is not dataclasses.MISSING for field in dataclasses.fields(entry.config))
-    assert "cut" in {field.name for field in dataclasses.fields(entry.config)}

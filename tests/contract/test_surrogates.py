@@ -1,6 +1,5 @@
 """What every registered surrogate must do. A new one is tested here without a line added; VARIANTS can name more settings."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -81,13 +80,8 @@ def test_the_keys_and_shapes_of_its_diagnostics_never_change(name: str, options:
     z, y = batch(60)
     surrogate = make(name, options, z, y)
     labels = [y, torch.zeros_like(y), torch.arange(60) % 2, torch.tensor([0, *[1] * 59]), y[:1], y[:7]]
-    seen = {
-        tuple(
-            (key, tuple(value.shape), value.dtype) for key, value in surrogate(z[: len(own)], own).diagnostics.items()
-        )
-        for own in labels
-    }
-    assert len(seen) == 1
+    told = [surrogate(z[: len(own)], own).diagnostics for own in labels]
+    assert len({tuple((key, value.shape, value.dtype) for key, value in one.items()) for one in told}) == 1
 
 
 @pytest.mark.parametrize("name", SURROGATES.names())
@@ -133,9 +127,7 @@ def test_its_loss_is_finite_and_not_negative(
 
 
 @every_surrogate
-def test_spread_features_are_pulled_and_a_small_step_along_the_pull_lowers_the_loss(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_spread_features_are_pulled_and_a_small_step_along_the_pull_lowers_the_loss(name: str, options: dict[str, Any]):
     z, y = batch(dtype=torch.float64)
     surrogate = make(name, options, z, y)
     output, pull = gradient(surrogate, z, y)
@@ -169,9 +161,7 @@ def hold_attention(surrogate: Surrogate, z: Tensor, y: Tensor) -> None:
 @every_surrogate
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_neither_the_order_of_samples_nor_the_names_of_classes_matter(
-    name: str, options: dict[str, Any], seed: int
-) -> None:
+def test_neither_the_order_of_samples_nor_the_names_of_classes_matter(name: str, options: dict[str, Any], seed: int):
     z, y = batch(47, 4, seed, torch.float64)
     order = torch.randperm(47, generator=torch.Generator().manual_seed(seed))
     names = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))
@@ -203,14 +193,9 @@ def test_duplicated_samples_change_nothing(name: str, options: dict[str, Any]) -
 
 
 @every_surrogate
-@pytest.mark.parametrize(
-    ("b", "labels"),
-    [(12, [0] * 12), (3, [0, 1, 2]), (1, [2]), (6, [1, 1, 1, 1, 1, 2])],
-    ids=["one class", "one sample per class", "one sample", "empty class"],
-)
-def test_odd_batches_give_a_finite_loss_and_gradient(
-    name: str, options: dict[str, Any], b: int, labels: list[int]
-) -> None:
+@pytest.mark.parametrize(("b", "labels"), [(12, [0] * 12), (3, [0, 1, 2]), (1, [2]), (6, [1, 1, 1, 1, 1, 2])],
+                         ids=["one class", "one sample per class", "one sample", "empty class"])  # fmt: skip
+def test_odd_batches_give_a_finite_loss_and_gradient(name: str, options: dict[str, Any], b: int, labels: list[int]):
     z, _ = batch(b)
     y = torch.tensor(labels)
     surrogate = make(name, options, *batch())
@@ -320,16 +305,6 @@ def test_its_defaults_for_cem_make_sense(name: str, options: dict[str, Any]) -> 
     assert surrogate.warmup >= 0
     assert surrogate.loss_scale > 0
     assert surrogate.tau is None or surrogate.tau > 0
-    assert SURROGATES[name].summary
-
-
-@pytest.mark.parametrize("name", SURROGATES.names())
-def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> None:
-    for field in dataclasses.fields(SURROGATES[name].config):
-        with pytest.raises(
-            UserError, match=f"unknown option of surrogate '{name}' '{field.name}s'; did you mean '{field.name}'"
-        ):
-            build(name, dim=4, classes=2, sigma=0.1, **{f"{field.name}s": 1})
 
 
 @pytest.mark.parametrize("name", SURROGATES.names())
@@ -337,11 +312,6 @@ def test_misspelled_options_are_refused_with_the_right_spelling(name: str) -> No
 def test_no_dimensions_or_no_classes_are_refused(name: str, needs: dict[str, int]) -> None:
     with pytest.raises(UserError, match="must be at least 1"):
         build(name, sigma=0.1, **needs)
-
-
-def test_an_unknown_surrogate_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(UserError, match="unknown surrogate 'unifrom'; did you mean 'uniform'"):
-        build("unifrom", dim=4, classes=2, sigma=0.1)
 
 
 @every_surrogate

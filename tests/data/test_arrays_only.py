@@ -82,38 +82,34 @@ PLAIN_STATE = b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
 POINTER = b"U\x08AAAAAAAA"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x80\x02cnumpy\nndarray\n)R.",
-        b"\x80\x02cnumpy\ndtype\nU\x01OK\x00K\x01\x87R.",
-        array_pickle(b"U\x02O8K\x00K\x01\x87", PLAIN_STATE, b"]N\x61"),
-        array_pickle(b"U\x02O8K\x00K\x01\x87", PLAIN_STATE, POINTER),  # numpy would take the bytes for a pointer
-        array_pickle(b"U\x02V8K\x00K\x01\x87", PLAIN_STATE, POINTER),
-        array_pickle(b"U\x02u8K\x00K\x01\x87", PLAIN_STATE, b"]N\x61"),
-        array_pickle(b"U\x02u8K\x00K\x01\x87", b"N", POINTER),
-        array_pickle(b"U\x02u8K\x00K\x01\x87", PLAIN_STATE, b"U\x01A"),
-        pickle.dumps({"a": np.array([{}, []], dtype=object)}, 2),
-        pickle.dumps({"a": np.zeros(2, "i4,O")}, 4),
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}U\x01aK\x01sb.",
-        b"\x80\x02c_codecs\nencode\nN}U\x0c__defaults__Nsb\x86b.",
-        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aU\x03zip\x86R.",
-        b"\x80\x02U\x01aU\x01b\x86R.",
-        b"\x80\x02}U\x01ab.",
-        b"\x80\x02(ios\nsystem\n.",
-        b"\x80\x02}(K\x01K\x02u.",
-        b"\x80\x02}K\x01K\x02s.",
-        b"\x80\x02}()" + b"\x85" * 1_000_000 + b"K\x02u.",
-        b"\x80\x02K\x01K\x02a.",
-        b"\x80\x02h\x05.",
-        b"\x80\x02u.",
-        b"\x80\x02](K\x01K\x02u.",
-        b"\x80\x02.",
-        b"",
-        b"no pickle",
-    ],
-    ids=lambda data: repr(data[:30]),
-)
+@pytest.mark.parametrize("data", [
+    b"\x80\x02cnumpy\nndarray\n)R.",
+    b"\x80\x02cnumpy\ndtype\nU\x01OK\x00K\x01\x87R.",
+    array_pickle(b"U\x02O8K\x00K\x01\x87", PLAIN_STATE, b"]N\x61"),
+    array_pickle(b"U\x02O8K\x00K\x01\x87", PLAIN_STATE, POINTER),  # numpy would take the bytes for a pointer
+    array_pickle(b"U\x02V8K\x00K\x01\x87", PLAIN_STATE, POINTER),
+    array_pickle(b"U\x02u8K\x00K\x01\x87", PLAIN_STATE, b"]N\x61"),
+    array_pickle(b"U\x02u8K\x00K\x01\x87", b"N", POINTER),
+    array_pickle(b"U\x02u8K\x00K\x01\x87", PLAIN_STATE, b"U\x01A"),
+    pickle.dumps({"a": np.array([{}, []], dtype=object)}, 2),
+    pickle.dumps({"a": np.zeros(2, "i4,O")}, 4),
+    b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}U\x01aK\x01sb.",
+    b"\x80\x02c_codecs\nencode\nN}U\x0c__defaults__Nsb\x86b.",
+    b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aU\x03zip\x86R.",
+    b"\x80\x02U\x01aU\x01b\x86R.",
+    b"\x80\x02}U\x01ab.",
+    b"\x80\x02(ios\nsystem\n.",
+    b"\x80\x02}(K\x01K\x02u.",
+    b"\x80\x02}K\x01K\x02s.",
+    b"\x80\x02}()" + b"\x85" * 1_000_000 + b"K\x02u.",
+    b"\x80\x02K\x01K\x02a.",
+    b"\x80\x02h\x05.",
+    b"\x80\x02u.",
+    b"\x80\x02](K\x01K\x02u.",
+    b"\x80\x02.",
+    b"",
+    b"no pickle",
+], ids=lambda data: repr(data[:30]))  # fmt: skip
 def test_what_our_files_do_not_contain_is_refused(data: bytes):
     refusal(data)
 

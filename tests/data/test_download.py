@@ -249,16 +249,10 @@ OFFLINE = "http://127.0.0.1:9/"
 """Port 9 (discard) has no listener on any usual machine."""
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("cifar10", "data.tar.gz"),
-        ("cifar100", "data.tar.gz"),
-        ("tinyimagenet", "data.tar.gz"),
-        ("mnist", "train-images-idx3-ubyte.gz"),
-        ("fashion_mnist", "train-images-idx3-ubyte.gz"),
-    ],
-)
+@pytest.mark.parametrize(("name", "file"), [
+    ("cifar10", "data.tar.gz"), ("cifar100", "data.tar.gz"), ("tinyimagenet", "data.tar.gz"),
+    ("mnist", "train-images-idx3-ubyte.gz"), ("fashion_mnist", "train-images-idx3-ubyte.gz"),
+])  # fmt: skip
 def test_offline_says_what_to_put_where(name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(download, "WAIT_S", 0.0)
@@ -274,16 +268,10 @@ def test_offline_says_what_to_put_where(name: str, file: str, tmp_path: Path, mo
     assert f"get {file} from {OFFLINE}{file} elsewhere and put it into {tmp_path}" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("cifar10", "data_batch_1.bin"),
-        ("cifar100", "fine_label_names.txt"),
-        ("tinyimagenet", "wnids.txt"),
-        ("mnist", "t10k-labels-idx1-ubyte.gz"),
-        ("fashion_mnist", "t10k-labels-idx1-ubyte.gz"),
-    ],
-)
+@pytest.mark.parametrize(("name", "file"), [
+    ("cifar10", "data_batch_1.bin"), ("cifar100", "fine_label_names.txt"), ("tinyimagenet", "wnids.txt"),
+    ("mnist", "t10k-labels-idx1-ubyte.gz"), ("fashion_mnist", "t10k-labels-idx1-ubyte.gz"),
+])  # fmt: skip
 def test_missing_files_are_named_with_their_place_and_address(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

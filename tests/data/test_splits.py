@@ -143,9 +143,8 @@ def test_by_identity_nobody_the_attacker_has_is_in_another_part(official: bool):
 def test_by_identity_with_people_as_classes_the_others_are_numbered_anew():
     """FaceScrub: the class is who it is. The task then has the classes that are left, 0 … 5, with their own names."""
     source = numbered(200, classes=10, people=10)
-    splits = make_splits(
-        Source(source, None), SplitsConfig(by_identity=True, auxiliary=0.4, validation=0.1, test=0.2), seed=2
-    )
+    config = SplitsConfig(by_identity=True, auxiliary=0.4, validation=0.1, test=0.2)
+    splits = make_splits(Source(source, None), config, seed=2)
     assert len(splits.task.classes) == 6
     for part in (splits.task, splits.validation, splits.test):
         assert part.classes == splits.task.classes
@@ -155,20 +154,17 @@ def test_by_identity_with_people_as_classes_the_others_are_numbered_anew():
     assert (len(splits.task), len(splits.validation), len(splits.test)) == (84, 12, 24)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"task": 0.6}, "task 120, validation 10, auxiliary 90 are 220 images, the set has 200; lower the shares"),
-        ({"task": 500}, "are 600 images, the set has 200"),
-        ({"task": 0.0}, "every part needs at least one image"),
-        ({"validation": -0.1}, "every part needs at least one image"),
-        ({"validation": 0.001}, "every part needs at least one image"),
-        ({"task": float("nan")}, "task is nan, must be a share up to 1 or a number of images"),
-        ({"auxiliary": float("inf")}, "auxiliary is inf, must be a share up to 1 or a number of images"),
-        ({"by_identity": True}, "by_identity needs a data set with identities"),
-        ({"by_identity": True, "test": 20.0}, "test is 20.0, must be a share up to 1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"task": 0.6}, "task 120, validation 10, auxiliary 90 are 220 images, the set has 200; lower the shares"),
+    ({"task": 500}, "are 600 images, the set has 200"),
+    ({"task": 0.0}, "every part needs at least one image"),
+    ({"validation": -0.1}, "every part needs at least one image"),
+    ({"validation": 0.001}, "every part needs at least one image"),
+    ({"task": float("nan")}, "task is nan, must be a share up to 1 or a number of images"),
+    ({"auxiliary": float("inf")}, "auxiliary is inf, must be a share up to 1 or a number of images"),
+    ({"by_identity": True}, "by_identity needs a data set with identities"),
+    ({"by_identity": True, "test": 20.0}, "test is 20.0, must be a share up to 1"),
+])  # fmt: skip
 def test_shares_that_cannot_be_are_refused_with_numbers(change: dict[str, float], message: str):
     with pytest.raises(UserError) as error:
         make_splits(Source(numbered(200), numbered(10)), SplitsConfig(**change), seed=0)  # type: ignore[arg-type]

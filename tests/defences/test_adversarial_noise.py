@@ -40,8 +40,3 @@ def test_the_gradient_of_z_passes_and_the_decoder_gets_none() -> None:
 def test_without_a_proxy_decoder_it_is_refused_with_the_remedy() -> None:
     with pytest.raises(UserError, match="add the defence 'adversarial'"):
         Channel([build("adversarial_noise")]).rebuild(channel()[1])
-
-
-def test_an_epsilon_of_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="epsilon is 0"):
-        build("adversarial_noise", epsilon=0.0)

@@ -51,12 +51,6 @@ def test_its_weights_are_part_of_the_model_and_trained_with_it() -> None:
     assert all(p.grad is not None and p.grad.any() for p in after.parameters())
 
 
-@pytest.mark.parametrize("options", [{"channels": 0}, {"kernel": 2}, {"kernel": 0}, {"kernel": -1}])
-def test_impossible_sizes_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=f"defence 'bottleneck': {next(iter(options))} is"):
-        defences.build("bottleneck", **options)
-
-
 def test_a_cut_without_channels_is_refused_with_its_shape_and_the_remedy() -> None:
     flat = SplitModel(nn.Flatten(), nn.Linear(108, 5), (108,), (3, 6, 6))
     with pytest.raises(UserError, match=r"this cut has \[108\]; cut at a convolution"):

@@ -121,14 +121,6 @@ def test_the_penalty_pushes_down_the_score_of_the_channel_that_shows_the_image_a
     assert not defence.mask(z)[:, 0].any()
 
 
-@pytest.mark.parametrize(
-    "options", [{"ratio": 0.0}, {"ratio": 1.0}, {"rho": 0.0}, {"lr": -1.0}, {"hidden": 0}, {"width": 0}, {"blocks": -1}]
-)
-def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"defence 'disco': {next(iter(options))} is"):
-        defences.build("disco", **options)
-
-
 def test_a_cut_with_one_channel_is_refused_with_the_remedy() -> None:
     with pytest.raises(UserError, match=r"\[1, 4, 4\] has 1 channel, needs 2 or more; widen the cut"):
         attached((1, 4, 4))

@@ -96,21 +96,13 @@ def test_the_penalty_pulls_z_away_from_x_and_towards_the_labels() -> None:
     assert last[1] > 2 * first[1]
 
 
-@pytest.mark.parametrize(
-    "z", [torch.zeros(6, 4), torch.ones(6, 4), torch.randn(1, 4), torch.eye(4)[[0, 0, 1, 1, 2, 2]]]
-)
+@pytest.mark.parametrize("z", [torch.zeros(6, 4), torch.ones(6, 4), torch.rand(1, 4), torch.eye(4)[[0, 0, 1, 1, 2, 2]]])
 def test_constant_single_and_repeated_features_have_a_finite_gradient(z: Tensor) -> None:
     z = z.clone().requires_grad_()
     value = penalty(torch.rand(len(z), 3, 4, 4), z, torch.arange(len(z)) % 2)
     (pull,) = torch.autograd.grad(value, z)
     assert torch.isfinite(value)
     assert torch.isfinite(pull).all()
-
-
-@pytest.mark.parametrize("options", [{"lambda_x": -0.1}, {"lambda_y": float("nan")}, {"lambda_x": float("inf")}])
-def test_weights_that_are_none_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"defence 'hsic': {next(iter(options))} is"):
-        defences.build("hsic", **options)
 
 
 def test_two_weights_of_zero_are_refused() -> None:

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -8,7 +7,6 @@ from splitveil.cli.arguments import parse
 from splitveil.defences import build
 from splitveil.defences.pruning import Pruning, pairs
 from splitveil.evaluation.run_attacks import load_parts
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel, cut_stages
 from splitveil.training.run import train_run
 
@@ -80,9 +78,3 @@ def test_patrol_trains_and_is_opened_after_its_shape_changed(pictures: Path, tmp
     run, splits, device = train_run(tmp_path / "patrol", parse(flags))
     parts = load_parts(run, splits, device)
     assert [first.out_channels for first, _, _ in pairs(parts.model.edge)][-1] == 2  # of the 4 added between 8 and 8
-
-
-@pytest.mark.parametrize("options", [{"ratio": 0.0}, {"ratio": 1.0}, {"at": -1}, {"slim": -2}], ids=str)
-def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=next(iter(options))):
-        build("pruning", **options)

@@ -85,16 +85,6 @@ def test_a_broken_value_stays_visible_and_an_infinite_one_ends_at_the_range() ->
     assert out[0, 1:].tolist() == pytest.approx([4.0, -4.0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bits": 0}, "bits is 0, must be at least 1 and at most 16"),
-        ({"bits": 17}, "bits is 17, must be at least 1 and at most 16"),
-        ({"low": 1.0, "high": 1.0}, "the range is 1.0 to 1.0, low must be below high"),
-        ({"high": float("inf")}, "high is inf, must be a finite number"),
-        ({"dither": "some"}, "dither is 'some', must be one of"),
-    ],
-)
-def test_a_grid_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        defences.build("quantise", **options)
+def test_an_empty_range_is_refused() -> None:
+    with pytest.raises(UserError, match=r"the range is 1\.0 to 1\.0, low must be below high"):
+        defences.build("quantise", low=1.0, high=1.0)

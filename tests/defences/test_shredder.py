@@ -10,7 +10,6 @@ from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.defences import Batch
 from splitveil.defences.shredder import Shredder, laplace
-from splitveil.registry import UserError
 from splitveil.split_model import SplitModel, cut_stages
 from splitveil.training.run import train_run
 
@@ -47,9 +46,7 @@ def test_the_noise_starts_as_laplace_noise_of_the_given_spread() -> None:
     noise = laplace((200_000,), 0.3)
     assert noise.mean().abs() < 0.005
     assert noise.std().item() == pytest.approx(0.3, rel=0.02)
-    assert ((noise / 0.3) ** 4).mean().item() == pytest.approx(
-        6, rel=0.1
-    )  # the fourth moment of a Laplace distribution
+    assert ((noise / 0.3) ** 4).mean().item() == pytest.approx(6, rel=0.1)  # the fourth moment of Laplace noise
 
 
 def test_whoever_knows_the_library_is_left_with_as_many_candidates_as_there_are_tensors() -> None:
@@ -142,14 +139,5 @@ def test_with_weight_decay_an_idle_entry_settles_where_the_docstring_says() -> N
         assert penalty is not None
         penalty.backward()
         optimizer.step()
-    torch.testing.assert_close(
-        defence.library.detach().abs(), torch.full((2, 4, 6, 6), 0.3 / (2 * 0.1)), rtol=1e-3, atol=0
-    )
-
-
-@pytest.mark.parametrize(
-    "options", [{"tensors": 1}, {"scale": 0.0}, {"scale": float("nan")}, {"keep": -1.0}, {"freeze_after": -1}]
-)
-def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"defence 'shredder': {next(iter(options))} is"):
-        defences.build("shredder", **options)
+    settled = torch.full((2, 4, 6, 6), 0.3 / (2 * 0.1))
+    torch.testing.assert_close(defence.library.detach().abs(), settled, rtol=1e-3, atol=0)

@@ -148,14 +148,6 @@ def test_training_and_evaluation_make_the_same_z() -> None:
     assert torch.equal(after.train().edge(x), after.eval().edge(x))
 
 
-@pytest.mark.parametrize(
-    "options", [{"lam": -0.1}, {"lam": float("nan")}, {"alpha": -1.0}, {"iterations": 0}, {"atoms": 0.0}, {"kernel": 2}]
-)
-def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"defence 'sparse_coding': {next(iter(options))} is"):
-        defences.build("sparse_coding", **options)
-
-
 def test_a_cut_without_channels_is_refused_with_its_shape_and_the_remedy() -> None:
     flat = SplitModel(nn.Flatten(), nn.Linear(108, 5), (108,), (3, 6, 6))
     with pytest.raises(UserError, match=r"this cut has \[108\]; cut at a convolution"):

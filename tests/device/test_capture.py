@@ -89,19 +89,15 @@ def write_from_host(x: torch.Tensor) -> None:
     x.copy_(torch.ones(4))
 
 
-@pytest.mark.parametrize(
-    "waits",
-    [
-        lambda x: x.sum().item(),
-        lambda x: x if x.sum() > 0 else -x,
-        lambda x: x[x > 0],
-        lambda x: x[x.sum().long()],
-        lambda x: x + torch.tensor([1.0], device=x.device),
-        lambda x: x[torch.tensor([0, 1])],
-        write_from_host,
-    ],
-    ids=["item", "if", "mask", "index by a scalar", "made on the host", "index from the host", "copy"],
-)
+@pytest.mark.parametrize("waits", [
+    lambda x: x.sum().item(),
+    lambda x: x if x.sum() > 0 else -x,
+    lambda x: x[x > 0],
+    lambda x: x[x.sum().long()],
+    lambda x: x + torch.tensor([1.0], device=x.device),
+    lambda x: x[torch.tensor([0, 1])],
+    write_from_host,
+], ids=["item", "if", "mask", "index by a scalar", "made on the host", "index from the host", "copy"])  # fmt: skip
 def test_a_step_that_could_not_be_captured_is_seen_without_a_gpu(waits: Callable[[torch.Tensor], object]) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)), nobody_waits():
         waits(torch.empty(4, device="meta"))

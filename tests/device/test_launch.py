@@ -30,10 +30,9 @@ def launched(monkeypatch: pytest.MonkeyPatch, count: int, calls: int, device: st
     return len(steps), len(Noted.launches)
 
 
-@pytest.mark.parametrize(
-    ("count", "calls", "launches"),
-    [(17, 50, 50), (35, 50, 250), (80, 50, 200), (37, 50, 1850), (1, 500, 500), (17, 3, 51), (100, 10, 40)],
-)
+@pytest.mark.parametrize(("count", "calls", "launches"), [
+    (17, 50, 50), (35, 50, 250), (80, 50, 200), (37, 50, 1850), (1, 500, 500), (17, 3, 51), (100, 10, 40),
+])  # fmt: skip
 def test_a_launch_replays_a_divisor_of_the_steps_if_there_are_many(
     count: int, calls: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,11 +21,9 @@ def pulled(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8])
-@pytest.mark.parametrize(
-    "options",
-    [{"padding": 1, "bias": False}, {"stride": 2, "padding": 2, "bias": True}, {"dilation": 2}, {"padding": "same"}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {"padding": 1, "bias": False}, {"stride": 2, "padding": 2, "bias": True}, {"dilation": 2}, {"padding": "same"},
+], ids=str)  # fmt: skip
 def test_the_product_of_patches_is_the_convolution(
     channels: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,9 +84,7 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
 
 @pytest.mark.parametrize("surrogate", SURROGATES.names())
 def test_a_captured_step_computes_what_an_eager_one_does(surrogate: str, flags: list[str]):
-    config = parse(
-        [*flags, "--defences", "bottleneck,gaussian", "--defences.1.sigma", "0.1", "--cem.surrogate", surrogate]
-    )
+    config = parse([*flags, "--defences=bottleneck,gaussian", "--defences.1.sigma=0.1", "--cem.surrogate", surrogate])
     assert_alike(after_steps(config, capture=True), after_steps(config, capture=False), 1e-3)
 
 
@@ -98,9 +96,7 @@ def test_every_defence_can_be_captured(defence: str, flags: list[str]):
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_compiled_kernels_compute_the_same(flags: list[str]):
-    config = parse(
-        [*flags, "--defences", "bottleneck,gaussian", "--defences.1.sigma", "0.1", "--cem.surrogate", "rate"]
-    )
+    config = parse([*flags, "--defences=bottleneck,gaussian", "--defences.1.sigma", "0.1", "--cem.surrogate", "rate"])
     assert_alike(after_steps(config, True, compiled=True), after_steps(config, True), 1e-2)
 
 

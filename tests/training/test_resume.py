@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from splitveil import runs
 from splitveil.cli.arguments import parse
-from splitveil.registry import SURROGATES, UserError
+from splitveil.registry import SURROGATES, Registry, UserError
 from splitveil.runs import Run
 from splitveil.statistics.by_class import class_moments
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
@@ -57,10 +57,8 @@ class Learned(Surrogate[Config]):
 
 
 @pytest.fixture
-def learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    SURROGATES.names()  # discovers
-    monkeypatch.setattr(SURROGATES, "_entries", dict(SURROGATES._entries))
-    SURROGATES.register("learned", Config)(Learned)
+def learned(more_surrogates: Registry) -> None:
+    more_surrogates.register("learned", Config)(Learned)
 
 
 def outcome(folder: Path) -> dict[str, object]:
@@ -71,11 +69,9 @@ def outcome(folder: Path) -> dict[str, object]:
 
 
 WITH_STATE = {
-    "uniform": "--cem.surrogate.tau-quantile 0.5",
-    "gated": "--cem.surrogate.bank 4",
-    "rate": "--cem.target-bits 9",
-    "kmeans": "--cem.refresh-from training",
-}
+    "uniform": "--cem.surrogate.tau-quantile 0.5", "gated": "--cem.surrogate.bank 4",
+    "rate": "--cem.target-bits 9", "kmeans": "--cem.refresh-from training",
+}  # fmt: skip
 """Options that give a surrogate more to remember."""
 
 
@@ -147,13 +143,8 @@ def test_leftovers_of_a_kill_are_no_obstacle(small: list[str], tmp_path: Path, m
         interrupt_at(patch, 12)
         with pytest.raises(KeyboardInterrupt):
             train_run(tmp_path / "run", config)
-    for file in (
-        "weights/.last.safetensors.tmp",
-        "state/.train.safetensors.tmp",
-        ".metrics.jsonl.tmp",
-        ".config.toml.tmp",
-    ):
-        (tmp_path / "run" / file).write_bytes(b"half")
+    for file in ("weights/.last.safetensors", "state/.train.safetensors", ".metrics.jsonl", ".config.toml"):
+        (tmp_path / "run" / f"{file}.tmp").write_bytes(b"half")
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 2, "lr": 0.0')
     assert [line["epoch"] for line in Run.open(tmp_path / "run").metrics()] == [0, 1]
@@ -177,28 +168,21 @@ def test_a_finished_run_is_not_touched_again(small: list[str], tmp_path: Path):
     assert {p for p in tmp_path.rglob("*") if p.is_file()} == {*before, tmp_path / "config.toml"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--train.lr", "0.1"], "train.lr: 0.05, not 0.1"),
-        (["--seed", "1"], "seed: 0, not 1"),
-        (["--defences.1.sigma", "0.2"], "defences.1.sigma: 0.1, not 0.2"),
-        (["--cem.surrogate", "rate"], "cem.surrogate: 'uniform', not 'rate'"),
-        (["--defences", "bottleneck"], "defences.1.name: 'gaussian', not None"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "named"), [
+    (["--train.lr", "0.1"], "train.lr: 0.05, not 0.1"),
+    (["--seed", "1"], "seed: 0, not 1"),
+    (["--defences.1.sigma", "0.2"], "defences.1.sigma: 0.1, not 0.2"),
+    (["--cem.surrogate", "rate"], "cem.surrogate: 'uniform', not 'rate'"),
+    (["--defences", "bottleneck"], "defences.1.name: 'gaussian', not None"),
+])  # fmt: skip
 def test_another_config_in_the_same_folder_is_refused_by_the_settings_name(
     flags: list[str], named: str, small: list[str], tmp_path: Path
 ):
     Run.create(tmp_path, parse(small))
     before = (tmp_path / "config.toml").read_bytes()
-    others = (
-        [*small, *flags]
-        if flags[0] != "--defences"
-        else [f for f in small if "defences.1" not in f and f != "0.1"] + flags
-    )
+    kept = [f for f in small if "defences.1" not in f and f != "0.1"] if flags[0] == "--defences" else small
     with pytest.raises(UserError, match="other settings") as error:
-        Run.create(tmp_path, parse(others))
+        Run.create(tmp_path, parse([*kept, *flags]))
     assert named in str(error.value)
     assert (tmp_path / "config.toml").read_bytes() == before
 

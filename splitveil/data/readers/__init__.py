@@ -34,9 +34,7 @@ def class_labels(labels: np.ndarray, classes: int, where: str | Path) -> np.ndar
     """Integer labels as int64 [n]. They are refused unless all lie in 0 … classes-1."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         found = f"{labels.min()} … {labels.max()}"
-        raise UserError(
-            f"{where}: labels run over {found}, must be within 0 … {classes - 1}; is it another data set's file?"
-        )
+        raise UserError(f"{where}: labels run over {found}, must be within 0 … {classes - 1}; is it another data set?")
     return labels.astype(np.int64)
 
 

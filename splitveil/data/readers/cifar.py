@@ -57,37 +57,19 @@ class Edition:
     names_key: str
 
 
+BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR10 = Edition(
-    name="cifar10",
-    classes=10,
-    archive=Published(
-        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"
-    ),
-    binary=Layout(
-        "cifar-10-batches-bin",
-        tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        ("test_batch.bin",),
-        "batches.meta.txt",
-    ),
-    python=Layout(
-        "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "batches.meta"
-    ),
-    label_bytes=1,
-    labels_key="labels",
-    names_key="label_names",
-)
+    "cifar10", classes=10, label_bytes=1, labels_key="labels", names_key="label_names",
+    archive=Published("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),
+    binary=Layout("cifar-10-batches-bin", tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), "batches.meta.txt"),
+    python=Layout("cifar-10-batches-py", BATCHES, ("test_batch",), "batches.meta"),
+)  # fmt: skip
 CIFAR100 = Edition(
-    name="cifar100",
-    classes=100,
-    archive=Published(
-        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"
-    ),
+    "cifar100", classes=100, label_bytes=2, labels_key="fine_labels", names_key="fine_label_names",
+    archive=Published("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),
     binary=Layout("cifar-100-binary", ("train.bin",), ("test.bin",), "fine_label_names.txt"),
     python=Layout("cifar-100-python", ("train",), ("test",), "meta"),
-    label_bytes=2,
-    labels_key="fine_labels",
-    names_key="fine_label_names",
-)
+)  # fmt: skip
 
 
 def read_pickle(file: Path) -> dict[str, Any]:
@@ -95,9 +77,7 @@ def read_pickle(file: Path) -> dict[str, Any]:
     content = read_arrays(read_bytes(file), str(file))
     if not isinstance(content, dict):
         found = f"holds a {type(content).__name__} instead of a dict"
-        raise UserError(
-            f"{file} is not an official CIFAR pickle ({found}); nothing of it was run; get the official file"
-        )
+        raise UserError(f"{file} is no official CIFAR pickle ({found}); nothing of it was run, get the official file")
     return content
 
 
@@ -113,9 +93,7 @@ def read_python(file: Path, edition: Edition) -> tuple[np.ndarray, np.ndarray]:
     wanted = ((len(labels), PIXELS), np.uint8)
     if not isinstance(pixels, np.ndarray) or (pixels.shape, pixels.dtype) != wanted:
         found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise UserError(
-            f"{file}: data is {found}, must be uint8 {wanted[0]}, a row for each label; get the official file"
-        )
+        raise UserError(f"{file}: data is {found}, must be uint8 {wanted[0]}, a row a label; get the official file")
     return np.asarray(pixels), np.array(labels)
 
 
@@ -124,9 +102,7 @@ def read_binary(file: Path, edition: Edition) -> tuple[np.ndarray, np.ndarray]:
     record = edition.label_bytes + PIXELS
     content = np.frombuffer(read_bytes(file), np.uint8)
     if not len(content) or len(content) % record:
-        raise UserError(
-            f"{file} has {len(content)} bytes, must be a multiple of {record}; get {edition.archive.url} again"
-        )
+        raise UserError(f"{file} has {len(content)} bytes, must be a multiple of {record}; get {edition.archive.url}")
     records = content.reshape(-1, record)
     return records[:, edition.label_bytes :], records[:, edition.label_bytes - 1]
 

@@ -40,9 +40,7 @@ def visible(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be listed ({error.strerror}); check that it is a folder you may read"
-        ) from error
+        raise UserError(f"{folder} cannot be listed ({error.strerror}); is it a folder that you may read?") from error
 
 
 def class_folders(folder: Path) -> list[Path]:
@@ -59,15 +57,12 @@ def read_picture(file: Path, size: int, grey: bool) -> np.ndarray:
                 raise UserError(f"{file} has {upright.mode} pixels, must have 8 bits a channel; convert it to 8 bits")
             if upright.mode in ("P", "PA"):  # a palette may hold transparency, which only RGBA can take over
                 upright = upright.convert("RGBA")
-            pixels = np.asarray(
-                ImageOps.fit(upright.convert("L" if grey else "RGB"), (size, size))
-            )  # [h, w] or [h, w, 3]
+            pixels = np.asarray(ImageOps.fit(upright.convert("L" if grey else "RGB"), (size, size)))  # [h, w(, 3)]
     except UserError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise UserError(
-            f"{file} is not a readable image ({' '.join(str(error).split())}); repair or remove it"
-        ) from error
+        why = " ".join(str(error).split())
+        raise UserError(f"{file} is not a readable image ({why}); repair or remove it") from error
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 

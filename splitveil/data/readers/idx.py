@@ -21,18 +21,14 @@ FILES = tuple(f"{part}-{kind}" for part in PARTS for kind in ("images-idx3-ubyte
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_MD5 = (
-    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "d53e105ee54ea40749a09fcbcd1e9432",
-    "9fb629c4189551a2d022fa330f9573f3",
-    "ec29112dd5afa0611ce80d1b7f02629c",
-)
+    "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+    "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c",
+)  # fmt: skip
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 FASHION_MD5 = (
-    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "25c81989df183df01b3e8a0aad5dffbe",
-    "bef4ecab320f06d8554ea6380940ec79",
-    "bb300cfdad3c16e7a12a480ee83cd310",
-)
+    "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+    "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,8 @@ def read_part(folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:
 
 def read(name: str, path: str, download: bool, url: str, md5: tuple[str, ...], classes: tuple[str, ...]) -> Source:
     candidates = places(path, name)
-    folder = next(
-        (place for place in candidates if any(find_file(place, file).is_file() for file in FILES)), candidates[0]
-    )
+    found = (place for place in candidates if any(find_file(place, file).is_file() for file in FILES))
+    folder = next(found, candidates[0])
     absent = [file for file in FILES if not find_file(folder, file).is_file()]
     if absent and not download:
         raise missing(name, [f"{file}.gz" for file in absent], folder, url)

@@ -39,9 +39,7 @@ class Config:
 def channels_first(images: np.ndarray, layout: str, where: str) -> np.ndarray:
     """uint8 [n, c, h, w] from any of the three shapes."""
     if images.dtype != np.uint8:
-        raise UserError(
-            f"{where} is {images.dtype}, must be uint8 (0 … 255); convert, e.g. (255 * x).round().astype('uint8')"
-        )
+        raise UserError(f"{where} is {images.dtype}, must be uint8 (0 … 255); try (255 * x).round().astype('uint8')")
     if layout not in ("auto", "nhwc", "nchw"):
         raise unknown("layout", layout, ("auto", "nhwc", "nchw"))
     if images.ndim == 3:
@@ -51,17 +49,13 @@ def channels_first(images: np.ndarray, layout: str, where: str) -> np.ndarray:
     elif layout == "auto":
         fits = [name for name, at in (("nchw", 1), ("nhwc", 3)) if images.shape[at] in (1, 3)]
         if len(fits) != 1:
-            raise UserError(
-                f'{where} has shape {images.shape}, its channels are unclear; set layout = "nhwc" or "nchw"'
-            )
+            raise UserError(f'{where} is {images.shape}, its channels are unclear; set layout = "nhwc" or "nchw"')
         layout = fits[0]
     if images.ndim == 4 and layout == "nhwc":
         images = images.transpose(0, 3, 1, 2)
     n, c, h, w = images.shape
     if 0 in (n, c, h) or h != w:
-        raise UserError(
-            f"{where} holds {n} images of {h} x {w} pixels and {c} channels; they must be square and at least one"
-        )
+        raise UserError(f"{where} holds {n} images of {h} x {w} pixels and {c} channels; needs square ones, 1 or more")
     return np.ascontiguousarray(images)
 
 
@@ -87,14 +81,11 @@ def class_names(arrays: dict[str, np.ndarray], where: str) -> tuple[str, ...]:
     """As the file gives them, else the numbers up to the highest label of both parts."""
     if "classes" in arrays:
         return tuple(str(name) for name in arrays["classes"].reshape(-1))
-    labels = [
-        whole_numbers(arrays[key].reshape(-1), arrays[key].size, f"{where}: {key}") for key in LABELS if key in arrays
-    ]
+    given = {key: arrays[key] for key in LABELS if key in arrays}
+    labels = [whole_numbers(array.reshape(-1), array.size, f"{where}: {key}") for key, array in given.items()]
     highest = max(int(values.max(initial=0)) for values in labels)
     if highest >= MOST_CLASSES:
-        raise UserError(
-            f"{where}: labels go up to {highest}, must be below {MOST_CLASSES}; number the classes 0, 1, 2, …"
-        )
+        raise UserError(f"{where}: labels go up to {highest}, must be below {MOST_CLASSES}; number them 0, 1, 2, …")
     return tuple(str(label) for label in range(highest + 1))
 
 
@@ -131,7 +122,5 @@ def npz(path: str, layout: str) -> Source:
     train = read_part(arrays, "", names, layout, str(file))
     test = read_part(arrays, "test_", names, layout, str(file)) if tested else None
     if test is not None and test.shape != train.shape:
-        raise UserError(
-            f"{file}: test_images are {test.shape}, images are {train.shape}; both must have one shape [c, h, w]"
-        )
+        raise UserError(f"{file}: test_images are {test.shape}, images are {train.shape}; both need one shape")
     return Source(train, test)

@@ -52,9 +52,7 @@ def test_files(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list
             continue
         file, wnid = [*text.split("\t"), ""][:2]
         if wnid.strip() not in numbers:
-            raise UserError(
-                f"{annotations} line {line}: class {wnid!r} is not in wnids.txt; unpack {ARCHIVE.url} again"
-            )
+            raise UserError(f"{annotations} line {line}: class {wnid!r} is not in wnids.txt; unpack {ARCHIVE.url}")
         files.append(folder / "val" / "images" / Path(file).name)
         labels.append(numbers[wnid.strip()])
     if not files:

@@ -68,9 +68,8 @@ def python3_batch(labels_key: str, pixels: np.ndarray, labels: np.ndarray) -> by
 def write_python(edition: Edition, root: Path, batch=python2_batch) -> Path:
     folder = root / edition.python.folder
     folder.mkdir(parents=True)
-    for file, (pixels, labels) in zip(
-        (*edition.python.train, *edition.python.test), content(edition).values(), strict=True
-    ):
+    files = edition.python.train + edition.python.test
+    for file, (pixels, labels) in zip(files, content(edition).values(), strict=True):
         (folder / file).write_bytes(batch(edition.labels_key, pixels, labels))
     names = python2_text(edition.names_key) + python2_list([python2_text(f"class{i}") for i in range(edition.classes)])
     (folder / edition.python.names).write_bytes(b"\x80\x02}q\x01(" + names + b"u.")
@@ -124,20 +123,17 @@ def test_a_damaged_batch_is_read_or_refused_but_never_crashes(at: int, to: int, 
         read_pickle(tmp_path / "batch")
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({"labels": [1]}, "lacks data"),
-        ({"data": np.zeros((1, PIXELS), np.uint8)}, "lacks labels"),
-        ({"data": np.zeros((2, PIXELS), np.uint8), "labels": [1]}, r"\(2, 3072\), must be uint8 \(1, 3072\)"),
-        ({"data": "text", "labels": [1]}, "data is str"),
-        ({"data": np.zeros((1, PIXELS)), "labels": [1]}, "data is float64"),
-        ([1], "holds a list instead of a dict"),
-        ({"data": np.zeros((1, PIXELS), np.uint8), "labels": ["cat"]}, "not a list of whole numbers"),
-        ({"data": np.zeros((1, PIXELS), np.uint8), "labels": [10]}, "10 … 10, must be within 0 … 9"),
-        ({"data": np.zeros((1, PIXELS), np.uint8), "labels": [10**30]}, "must be within 0 … 9"),
-    ],
-)
+@pytest.mark.parametrize(("batch", "message"), [
+    ({"labels": [1]}, "lacks data"),
+    ({"data": np.zeros((1, PIXELS), np.uint8)}, "lacks labels"),
+    ({"data": np.zeros((2, PIXELS), np.uint8), "labels": [1]}, r"\(2, 3072\), must be uint8 \(1, 3072\)"),
+    ({"data": "text", "labels": [1]}, "data is str"),
+    ({"data": np.zeros((1, PIXELS)), "labels": [1]}, "data is float64"),
+    ([1], "holds a list instead of a dict"),
+    ({"data": np.zeros((1, PIXELS), np.uint8), "labels": ["cat"]}, "not a list of whole numbers"),
+    ({"data": np.zeros((1, PIXELS), np.uint8), "labels": [10]}, "10 … 10, must be within 0 … 9"),
+    ({"data": np.zeros((1, PIXELS), np.uint8), "labels": [10**30]}, "must be within 0 … 9"),
+])  # fmt: skip
 def test_a_batch_with_other_content_is_refused(batch: object, message: str, tmp_path: Path):
     folder = write_python(CIFAR10, tmp_path)
     (folder / "data_batch_3").write_bytes(pickle.dumps(batch, protocol=2))

@@ -44,20 +44,17 @@ def test_a_class_may_be_called_train(tmp_path: Path):
     assert make(tmp_path).train.classes == ("plane", "train")
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "saving"),
-    [
-        ("x.jpg", "RGB", {"quality": 95}),
-        ("x.png", "RGBA", {}),
-        ("x.png", "P", {"transparency": b"\x00\x10"}),
-        ("x.gif", "P", {}),
-        ("x.bmp", "RGB", {}),
-        ("x.webp", "RGB", {"lossless": True}),
-        ("x.tif", "CMYK", {}),
-        ("x.ppm", "RGB", {}),
-        ("without_ending", "RGB", {"format": "PNG"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "mode", "saving"), [
+    ("x.jpg", "RGB", {"quality": 95}),
+    ("x.png", "RGBA", {}),
+    ("x.png", "P", {"transparency": b"\x00\x10"}),
+    ("x.gif", "P", {}),
+    ("x.bmp", "RGB", {}),
+    ("x.webp", "RGB", {"lossless": True}),
+    ("x.tif", "CMYK", {}),
+    ("x.ppm", "RGB", {}),
+    ("without_ending", "RGB", {"format": "PNG"}),
+])  # fmt: skip
 def test_any_format_gives_the_same_colours(name: str, mode: str, saving: dict, tmp_path: Path):
     picture(tmp_path / "a" / name, (204, 102, 51), mode=mode, **saving)
     pixel = make(tmp_path).train.images[0, :, 8, 8].astype(int)
@@ -151,9 +148,3 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path):
 def test_a_missing_folder_is_asked_for(path: str):
     with pytest.raises(UserError, match="is not a folder; set path"):
         DATASETS["folder"].make(path=path)
-
-
-@pytest.mark.parametrize("size", [0, -3, 7, 1025])
-def test_sizes_out_of_bounds_are_refused(size: int, tmp_path: Path):
-    with pytest.raises(UserError, match=f"size is {size}, must be at least 8 and at most 1024"):
-        make(tmp_path, size=size)

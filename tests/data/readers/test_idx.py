@@ -61,16 +61,13 @@ def test_any_array_of_bytes_survives_idx(values: np.ndarray, zipped: bool, tmp_p
     np.testing.assert_array_equal(idx.read_idx(file), values)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-1], "bytes, its header asks for"),
-        (lambda data: data + b"x", "bytes, its header asks for"),
-        (lambda data: data[:6], "its header asks for"),
-        (lambda data: b"", "starts with"),
-        (lambda data: b"<html>", "starts with"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda data: data[:-1], "bytes, its header asks for"),
+    (lambda data: data + b"x", "bytes, its header asks for"),
+    (lambda data: data[:6], "its header asks for"),
+    (lambda data: b"", "starts with"),
+    (lambda data: b"<html>", "starts with"),
+])  # fmt: skip
 def test_a_damaged_file_is_named(damage, message: str, tmp_path: Path):
     write_set(tmp_path, zipped=False)
     file = tmp_path / "train-labels-idx1-ubyte"
@@ -80,9 +77,7 @@ def test_a_damaged_file_is_named(damage, message: str, tmp_path: Path):
     assert str(file) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-9], lambda data: b"no gzip", lambda data: data[:20] + data[24:]]
-)
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda _: b"no gzip", lambda data: data[:20] + data[24:]])
 def test_a_damaged_gz_is_named(damage, tmp_path: Path):
     write_set(tmp_path)
     file = tmp_path / "train-images-idx3-ubyte.gz"

@@ -20,10 +20,9 @@ def make(tmp_path: Path, layout: str = "auto", **arrays):
     return DATASETS["npz"].make(path=str(tmp_path / "set.npz"), layout=layout)
 
 
-@pytest.mark.parametrize(
-    ("images", "expected"),
-    [(COLOUR, COLOUR), (COLOUR.transpose(0, 2, 3, 1), COLOUR), (GREY, GREY[:, None]), (GREY[..., None], GREY[:, None])],
-)
+@pytest.mark.parametrize(("images", "expected"), [
+    (COLOUR, COLOUR), (COLOUR.transpose(0, 2, 3, 1), COLOUR), (GREY, GREY[:, None]), (GREY[..., None], GREY[:, None]),
+])  # fmt: skip
 def test_each_of_the_shapes_is_understood(images: np.ndarray, expected: np.ndarray, tmp_path: Path):
     source = make(tmp_path, images=images, labels=LABELS)
     np.testing.assert_array_equal(source.train.images, expected)
@@ -35,15 +34,10 @@ def test_each_of_the_shapes_is_understood(images: np.ndarray, expected: np.ndarr
 
 def test_test_part_identities_and_names_are_read(tmp_path: Path):
     source = make(
-        tmp_path,
-        images=GREY,
-        labels=LABELS.astype(np.uint8)[:, None],
-        identities=np.arange(6),
-        classes=np.array(["a", "b", "c", "d"]),
-        test_images=GREY[:2],
-        test_labels=LABELS[:2],
+        tmp_path, images=GREY, labels=LABELS.astype(np.uint8)[:, None], identities=np.arange(6),
+        classes=np.array(["a", "b", "c", "d"]), test_images=GREY[:2], test_labels=LABELS[:2],
         test_identities=np.array([7, 8]),
-    )
+    )  # fmt: skip
     assert source.train.identities.tolist() == [0, 1, 2, 3, 4, 5]
     assert source.test.identities.tolist() == [7, 8]
     assert source.test.classes == source.train.classes == ("a", "b", "c", "d")
@@ -71,27 +65,24 @@ def test_both_orders_of_channels_give_the_same_images(n: int, c: int, size: int)
     np.testing.assert_array_equal(channels_first(images, "auto", ""), images)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"images": GREY}, "has images but lacks labels"),
-        ({}, "has no arrays but lacks images"),
-        ({"images": GREY, "labels": LABELS, "test_images": GREY}, "lacks test_labels"),
-        ({"imgs": GREY, "labels": LABELS}, "did you mean 'images'"),
-        ({"images": GREY / 255, "labels": LABELS}, "float64, must be uint8"),
-        ({"images": GREY[0], "labels": LABELS}, r"shape \(16, 16\), must be"),
-        ({"images": GREY[:, :8], "labels": LABELS}, "8 x 16 pixels .* square"),
-        ({"images": GREY[:0], "labels": LABELS[:0]}, "holds 0 images"),
-        ({"images": GREY, "labels": LABELS[:5]}, r"shape \(5,\) for 6 images"),
-        ({"images": GREY, "labels": LABELS - 1}, "labels run over -1 … 1, must be within"),
-        ({"images": GREY, "labels": LABELS * 1e9}, "float64, must be an integer"),
-        ({"images": GREY, "labels": LABELS * 10**9}, "labels go up to 2000000000, must be below 100000"),
-        ({"images": GREY, "labels": LABELS.astype(str)}, "must be an integer"),
-        ({"images": GREY, "labels": LABELS, "classes": np.array(["a", "b"])}, "must be within 0 … 1"),
-        ({"images": GREY, "labels": LABELS, "identities": np.arange(5)}, r"identities has shape \(5,\)"),
-        ({"images": GREY, "labels": LABELS, "test_images": GREY[:, 4:, 4:], "test_labels": LABELS}, "one shape"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"images": GREY}, "has images but lacks labels"),
+    ({}, "has no arrays but lacks images"),
+    ({"images": GREY, "labels": LABELS, "test_images": GREY}, "lacks test_labels"),
+    ({"imgs": GREY, "labels": LABELS}, "did you mean 'images'"),
+    ({"images": GREY / 255, "labels": LABELS}, "float64, must be uint8"),
+    ({"images": GREY[0], "labels": LABELS}, r"shape \(16, 16\), must be"),
+    ({"images": GREY[:, :8], "labels": LABELS}, "8 x 16 pixels .* square"),
+    ({"images": GREY[:0], "labels": LABELS[:0]}, "holds 0 images"),
+    ({"images": GREY, "labels": LABELS[:5]}, r"shape \(5,\) for 6 images"),
+    ({"images": GREY, "labels": LABELS - 1}, "labels run over -1 … 1, must be within"),
+    ({"images": GREY, "labels": LABELS * 1e9}, "float64, must be an integer"),
+    ({"images": GREY, "labels": LABELS * 10**9}, "labels go up to 2000000000, must be below 100000"),
+    ({"images": GREY, "labels": LABELS.astype(str)}, "must be an integer"),
+    ({"images": GREY, "labels": LABELS, "classes": np.array(["a", "b"])}, "must be within 0 … 1"),
+    ({"images": GREY, "labels": LABELS, "identities": np.arange(5)}, r"identities has shape \(5,\)"),
+    ({"images": GREY, "labels": LABELS, "test_images": GREY[:, 4:, 4:], "test_labels": LABELS}, "one shape"),
+])  # fmt: skip
 def test_mistakes_are_named_in_one_line(arrays: dict[str, np.ndarray], message: str, tmp_path: Path):
     with pytest.raises(UserError, match=message) as error:
         make(tmp_path, "auto", **arrays)
