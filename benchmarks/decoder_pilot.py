@@ -52,7 +52,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from splitveil.device.capture import Captured
+from splitveil.compute.cuda_graph import Captured
 from splitveil.models.decoder import res_decoder
 
 HELD_OUT, CHUNK, SHIFT = 500, 500, 4

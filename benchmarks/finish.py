@@ -7,7 +7,7 @@ from splitveil.config import Config
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import Summary, read_summary
-from splitveil.training.run import train_runs
+from splitveil.training.train_runs import train_runs
 
 
 def finish(configs: Sequence[Config], root: Path, together: int = 1) -> list[Summary]:

@@ -23,7 +23,7 @@ from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import Summary
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 SIGMAS = (0.3, 1.0, 2.0, 4.0, 8.0)
 STRENGTHS = (0.4, 0.7)

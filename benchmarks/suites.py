@@ -23,7 +23,7 @@ from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.summary import Summary
 from splitveil.runs import Run
-from splitveil.training.run import train_runs
+from splitveil.training.train_runs import train_runs
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FASHION = {  # after recipes/cem_small_fashion.toml, which is bottleneck, noise of 0.3 and rate CEM

@@ -29,7 +29,7 @@ from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import Summary, read_summary
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 SIGMA = 0.3
 SEEDS = (3, 4, 5)

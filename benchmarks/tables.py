@@ -23,10 +23,10 @@ import torch
 from benchmarks.bench import BASE, ROUNDS, in_turns, random_images, steps_of
 from benchmarks.finish import finish
 from splitveil.cli.demo import demo_table
+from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config, from_dict
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
-from splitveil.device.pick import pick_device
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.summary import Summary
 from splitveil.registry import DEFENCES

@@ -23,12 +23,12 @@ import numpy as np
 
 from benchmarks.bench.steps import SHAPES, random_images
 from splitveil.cli.arguments import parse
+from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config
-from splitveil.device.pick import pick_device
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.runs import Run, environment, write_json
-from splitveil.training.run import train_runs
+from splitveil.training.train_runs import train_runs
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "cem_vgg11_cifar10.toml"
 STEPS, BATCH = 390, 128

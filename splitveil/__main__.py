@@ -1,11 +1,11 @@
-"""The command line. Nothing here imports torch: cli/flags.py says which commands there are, cli/commands.py does their work."""
+"""The command line. Nothing here imports torch: cli/command_flags.py says which commands there are, cli/commands.py does their work."""
 
 import errno
 import os
 import sys
 from typing import NoReturn
 
-from splitveil.cli.flags import COMMANDS, HELP, command_help, usage
+from splitveil.cli.command_flags import COMMANDS, HELP, command_help, usage
 from splitveil.registry import UserError, unknown
 
 

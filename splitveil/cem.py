@@ -32,8 +32,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from splitveil.device.process_group import everywhere, gather
-from splitveil.device.side_stream import SideStream
+from splitveil.compute.process_group import everywhere, gather
+from splitveil.compute.side_stream import SideStream
 from splitveil.options import check_options, option
 from splitveil.registry import UserError, unknown
 from splitveil.statistics.by_class import class_moments

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from splitveil.evaluation.attack_folder import weights_digest
-from splitveil.evaluation.conditions import Condition, broken
+from splitveil.evaluation.fail_if import Condition, broken
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import Summary, read_summary
 from splitveil.registry import UserError, unknown

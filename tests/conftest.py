@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from splitveil.device.compile import check_compiler
+from splitveil.compute.compile import check_compiler
 from splitveil.registry import SURROGATES, Registry, UserError
 
 # Tests run in two processes on two cores, so more threads would only wait for each other. Besides, the number of threads decides

@@ -15,7 +15,7 @@ from splitveil import cem as cem_module
 from splitveil import surrogates
 from splitveil.cem import CEM, ramped, rescale
 from splitveil.channel import Channel
-from splitveil.device import process_group as distributed
+from splitveil.compute import process_group as distributed
 from splitveil.registry import UserError
 from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput

@@ -17,7 +17,7 @@ from splitveil.data.splits import SplitsConfig
 from splitveil.options import Bounds
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError
 from splitveil.runs import Run
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))  # lone surrogates are not Unicode text
 scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from summaries import summary, worst_of
 
-from splitveil.evaluation.conditions import Condition, broken, parse_condition
+from splitveil.evaluation.fail_if import Condition, broken, parse_condition
 from splitveil.evaluation.summary import RaisedFlag, write_summary
 from splitveil.registry import UserError
 from splitveil.testing import assert_leakage

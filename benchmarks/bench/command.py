@@ -12,8 +12,8 @@ from benchmarks.bench.refresh import refresh_rows, sklearn_rows
 from benchmarks.bench.steps import SHAPES, captured_rows, configs, floor_rows, step_rows, together_rows
 from benchmarks.bench.table import TITLES, WORSE, complaint, got_worse, key, print_tables
 from benchmarks.bench.timing import IMAGES, QUICK, QUICK_IMAGES, ROUNDS, Row, Setting
-from splitveil.cli.flags import Flag, read_flags
-from splitveil.device.pick import pick_device
+from splitveil.cli.command_flags import Flag, read_flags
+from splitveil.compute.pick_device import pick_device
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError, unknown
 from splitveil.runs import environment, read_json, write_json

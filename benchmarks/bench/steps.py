@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench.timing import Advance, Row, Setting, Work, compare, in_turns, speedup
+from splitveil.compute.cuda_graph import set_lr
 from splitveil.config import Config, from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device.capture import set_lr
 from splitveil.metrics.cost import cost
 from splitveil.registry import SURROGATES
 from splitveil.rng import seed_of

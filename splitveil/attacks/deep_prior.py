@@ -36,7 +36,7 @@ from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shared.fitting import Learner
 from splitveil.attacks.shared.image_descent import Release, Target, target_of, total_variation
 from splitveil.attacks.threat import Access, Observation, ThreatModel
-from splitveil.device.capture import Captured
+from splitveil.compute.cuda_graph import Captured
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream

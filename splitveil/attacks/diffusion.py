@@ -54,9 +54,9 @@ from splitveil.attacks.refine import PRIORS, objective
 from splitveil.attacks.shared.fitting import Learner, held_out, train_in_epochs
 from splitveil.attacks.shared.image_descent import Release, descend, target_of
 from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.compute.cuda_graph import Captured
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
 from splitveil.models.unet import UNet
 from splitveil.options import option

@@ -28,7 +28,7 @@ from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shared.fitting import Learner
 from splitveil.attacks.shared.substitute_edge import distance, image_by_descent
 from splitveil.attacks.threat import Access, Observation, ThreatModel
-from splitveil.device.launch import Repeated, one_by_one
+from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream

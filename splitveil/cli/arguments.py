@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from splitveil.cli.flags import COMMANDS, HELP, NAMES, Flag, Row, command_help, take_flags
+from splitveil.cli.command_flags import COMMANDS, HELP, NAMES, Flag, Row, command_help, take_flags
 from splitveil.config import LISTS, Config, from_dict, merged, read_toml, typed
 from splitveil.registry import UserError, unknown
 

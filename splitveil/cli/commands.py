@@ -8,20 +8,20 @@ from typing import Any
 
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import choose, parse
-from splitveil.cli.flags import COMMANDS, HELP, command_help, read_flags, take_flags
+from splitveil.cli.command_flags import COMMANDS, HELP, command_help, read_flags, take_flags
+from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config, from_dict, to_dict
 from splitveil.data.splits import Splits
-from splitveil.device.pick import pick_device
 from splitveil.evaluation.build_attacks import build_attacks
-from splitveil.evaluation.conditions import broken, parse_condition
 from splitveil.evaluation.evaluate import evaluate_run
+from splitveil.evaluation.fail_if import broken, parse_condition
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 from splitveil.report.terminal import print_table
 from splitveil.runs import Run, read_json
 from splitveil.training.build import build_splits
-from splitveil.training.run import train_runs
+from splitveil.training.train_runs import train_runs
 
 
 def run_folders(command: str, operands: list[str]) -> list[Path]:

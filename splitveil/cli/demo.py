@@ -17,7 +17,7 @@ from splitveil.evaluation.summary import write_summaries
 from splitveil.registry import UserError
 from splitveil.report import check_packages, write_report
 from splitveil.report.terminal import print_table
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:

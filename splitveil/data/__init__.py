@@ -5,7 +5,7 @@ splits        cuts a source into disjoint parts: task, validation, auxiliary and
 loader        holds uint8 images on the device and gathers batches there
 augment       crops, flips and rotates a batch
 download      fetches published files
-arrays_only   reads pickles without running them
+safe_pickle   reads pickles without running them
 """
 
 import hashlib

@@ -53,7 +53,7 @@ class Feed:
     """One epoch after another of shuffled, augmented batches.
 
     The order, the random numbers and the place in the epoch are tensors at fixed addresses. `next` therefore runs the same
-    kernels every time, and a training step that begins with it can be captured (`splitveil.device.capture`).
+    kernels every time, and a training step that begins with it can be captured (`splitveil.compute.cuda_graph`).
     """
 
     def __init__(

@@ -31,11 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.compute.cuda_graph import lr_on, set_lr
+from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.data import ImageSet
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device.capture import lr_on, set_lr
-from splitveil.device.launch import Repeated, one_by_one
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 

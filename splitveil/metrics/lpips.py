@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.data.arrays_only import read_arrays
+from splitveil.data.safe_pickle import read_arrays
 from splitveil.metrics import per_image
 from splitveil.registry import UserError
 

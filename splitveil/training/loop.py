@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from splitveil.cem import CEM
+from splitveil.compute.cuda_graph import set_lr, settings_of
+from splitveil.compute.launch import Repeated
 from splitveil.config import TrainConfig
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.data.splits import Splits
-from splitveil.device.capture import set_lr, settings_of
-from splitveil.device.launch import Repeated
 from splitveil.metrics.leakage import variance_histogram
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError

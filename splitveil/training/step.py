@@ -1,6 +1,6 @@
 """One training step: forward through edge, channel and cloud, the blended backward pass, the optimisers.
 
-Nothing in a step waits for the device, so that it can be recorded and replayed as a whole (`splitveil.device.capture`).
+Nothing in a step waits for the device, so that it can be recorded and replayed as a whole (`splitveil.compute.cuda_graph`).
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from splitveil.cem import CEM
 from splitveil.channel import Channel
+from splitveil.compute.compile import check_compiler
+from splitveil.compute.cuda_graph import lr_on
+from splitveil.compute.side_stream import SideStream
 from splitveil.config import TrainConfig
 from splitveil.defences import Batch
-from splitveil.device.capture import lr_on
-from splitveil.device.compile import check_compiler
-from splitveil.device.side_stream import SideStream
 from splitveil.split_model import SplitModel
 from splitveil.training.build import Parts
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitveil.cli.arguments import parse, settings, spelling
-from splitveil.cli.flags import COMMANDS, NAMES
+from splitveil.cli.command_flags import COMMANDS, NAMES
 from splitveil.config import Config
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 

@@ -23,7 +23,7 @@ from splitveil.config import from_dict, to_dict
 from splitveil.evaluation import attack_folder
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run, read_json
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 class Outcome(NamedTuple):
@@ -350,7 +350,7 @@ def test_ctrl_c_is_one_line_and_130(splitveil: Cli, monkeypatch: pytest.MonkeyPa
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("splitveil.training.run.build_splits", interrupted)
+    monkeypatch.setattr("splitveil.training.train_runs.build_splits", interrupted)
     outcome = splitveil("train", *small)
     assert (outcome.code, outcome.err) == (130, "stopped; the same command goes on from the last checkpoint\n")
 

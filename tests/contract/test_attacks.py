@@ -19,9 +19,9 @@ from splitveil import defences
 from splitveil.attacks import Attack, build
 from splitveil.attacks.threat import Access, Observation, ThreatModel, grant
 from splitveil.channel import Channel
+from splitveil.compute.cuda_graph import Captured
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.device.capture import Captured
 from splitveil.metrics.image import mse
 from splitveil.models import build_model
 from splitveil.registry import ATTACKS, DEFENCES, MODELS

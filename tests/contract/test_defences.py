@@ -19,7 +19,7 @@ from splitveil.defences import Batch, Defence, build
 from splitveil.evaluation.run_attacks import load_parts
 from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel, cut_stages
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adversarial": {"warmup": 0, "likeness": "mse", "width": 8, "blocks": 1},

@@ -8,7 +8,7 @@ from splitveil.defences import build
 from splitveil.defences.pruning import Pruning, pairs
 from splitveil.evaluation.run_attacks import load_parts
 from splitveil.split_model import SplitModel, cut_stages
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 def pruning(**options: float) -> tuple[Pruning, SplitModel]:

@@ -11,7 +11,7 @@ from splitveil.cli.arguments import parse
 from splitveil.defences import Batch
 from splitveil.defences.shredder import Shredder, laplace
 from splitveil.split_model import SplitModel, cut_stages
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 def attached(**options: float) -> tuple[Shredder, SplitModel]:

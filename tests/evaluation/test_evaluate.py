@@ -19,7 +19,7 @@ from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import read_summary
 from splitveil.report import write_report
 from splitveil.runs import read_json
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 @given(st.integers(1, 20_000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))

@@ -25,7 +25,7 @@ from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 @dataclass(frozen=True)

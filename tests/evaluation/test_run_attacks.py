@@ -16,7 +16,7 @@ from splitveil.evaluation.attack_folder import read_attack, read_rows
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.registry import UserError
 from splitveil.runs import Run
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 CPU = torch.device("cpu")
 

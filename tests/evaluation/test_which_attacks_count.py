@@ -21,7 +21,7 @@ from splitveil.evaluation.which_attacks_count import counted, done_before, why_n
 from splitveil.registry import ATTACKS, UserError
 from splitveil.runs import Run, read_json, write_json
 from splitveil.training.build import build_parts, build_splits
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 CPU = torch.device("cpu")
 TINY = {"name": "decoder", "blocks": 0, "width": 4, "epochs": 2, "batch": 64}

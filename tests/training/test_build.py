@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.cli.arguments import parse
+from splitveil.compute.pick_device import pick_device
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
-from splitveil.device.pick import pick_device
 from splitveil.registry import UserError
 from splitveil.training.build import build_parts, channel_moments
 

@@ -6,7 +6,7 @@ from splitveil.cli.arguments import parse
 from splitveil.registry import UserError
 from splitveil.training.build import build_parts
 from splitveil.training.checkpoint import restore
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 def test_a_surrogate_of_another_shape_is_refused_in_one_line(small: list[str], tmp_path: Path) -> None:

@@ -12,17 +12,17 @@ from torch import Tensor
 from splitveil import surrogates
 from splitveil.cem import CEM
 from splitveil.cli.arguments import parse
+from splitveil.compute import cuda_graph as capture
+from splitveil.compute.cuda_graph import Captured, set_lr
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device import capture
-from splitveil.device.capture import Captured, set_lr
 from splitveil.registry import DEFENCES, SURROGATES
 from splitveil.runs import Run
 from splitveil.training import loop as train
 from splitveil.training import step
 from splitveil.training.build import build_parts, build_splits
 from splitveil.training.forward_pass import features_of
-from splitveil.training.run import train_run, train_runs
+from splitveil.training.train_runs import train_run, train_runs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")

@@ -15,9 +15,9 @@ from torch import Tensor
 from splitveil import config as configs
 from splitveil.cem import CEM
 from splitveil.cli.arguments import parse
+from splitveil.compute import compile as device_compile
 from splitveil.config import TrainConfig
 from splitveil.data.augment import AugmentConfig
-from splitveil.device import compile as device_compile
 from splitveil.registry import Registry, UserError
 from splitveil.runs import Run, read_tensors
 from splitveil.surrogates import Surrogate, SurrogateOutput
@@ -25,7 +25,7 @@ from splitveil.training import loop as train
 from splitveil.training import step as training_step
 from splitveil.training.health import check_health
 from splitveil.training.loop import check_batch, learning_rate
-from splitveil.training.run import train_run, train_runs
+from splitveil.training.train_runs import train_run, train_runs
 
 
 @given(epochs=st.integers(1, 300), lr=st.floats(1e-6, 10))

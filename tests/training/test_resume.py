@@ -25,7 +25,7 @@ from splitveil.runs import Run
 from splitveil.statistics.by_class import class_moments
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.training.checkpoint import restore_optimizer
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 

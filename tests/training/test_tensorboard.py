@@ -7,8 +7,8 @@ import pytest
 from splitveil.cli.arguments import parse
 from splitveil.registry import UserError
 from splitveil.training import loop as train
-from splitveil.training.run import train_run
 from splitveil.training.tensorboard import show
+from splitveil.training.train_runs import train_run
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

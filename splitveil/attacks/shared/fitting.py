@@ -9,7 +9,7 @@
 
     (losses,) = train(step, [100] * 20, device, [generator], before=lambda part: learner.slow(part / 20))
 
-On a GPU a launch replays several steps that were recorded as one CUDA graph (`splitveil.device.launch`). So a step must not wait
+On a GPU a launch replays several steps that were recorded as one CUDA graph (`splitveil.compute.launch`). So a step must not wait
 for the device, and its random numbers must come from the given generators or from torch's own. Between two parts the host may do
 anything; losses stay on the device and are read once, at the end.
 """
@@ -21,9 +21,9 @@ from math import cos, gcd, pi
 import torch
 from torch import Tensor, nn
 
+from splitveil.compute.cuda_graph import lr_on, set_lr
+from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.data.loader import DeviceImages, Feed
-from splitveil.device.capture import lr_on, set_lr
-from splitveil.device.launch import Repeated, one_by_one
 from splitveil.rng import stream
 
 POINTS = 50

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from splitveil.attacks.shared.fitting import Learner
 from splitveil.attacks.threat import Access
+from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.defences import AttackHints, Defence
-from splitveil.device.launch import Repeated, one_by_one
 
 POINTS = 21
 """How often the course of a descent is noted, its start and end included."""

@@ -3,7 +3,7 @@
     cifar-10-batches-bin/   cifar-100-binary/    records of label byte(s) and 3 x 32 x 32 pixels
     cifar-10-batches-py/    cifar-100-python/    Python 2 pickles (protocol 2) of labels and a uint8 array [n, 3072]
 
-CIFAR-100 gives its 100 fine labels. The pickles are read by `data.arrays_only`, which imports and calls nothing that they name.
+CIFAR-100 gives its 100 fine labels. The pickles are read by `data.safe_pickle`, which imports and calls nothing that they name.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from splitveil.data import ImageSet, Source
-from splitveil.data.arrays_only import read_arrays
 from splitveil.data.download import Published, fetch_archive, missing
 from splitveil.data.readers import class_labels, data_root, places, read_bytes
+from splitveil.data.safe_pickle import read_arrays
 from splitveil.registry import DATASETS, UserError
 
 PIXELS = 3 * 32 * 32

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.device.process_group import average_gradients
+from splitveil.compute.process_group import average_gradients
 from splitveil.models.decoder import res_decoder
 from splitveil.split_model import SplitModel
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from splitveil.device.launch import Repeated, largest_divisor, one_by_one
+from splitveil.compute.launch import Repeated, largest_divisor, one_by_one
 
 
 class Noted:
@@ -22,7 +22,7 @@ class Noted:
 
 def launched(monkeypatch: pytest.MonkeyPatch, count: int, calls: int, device: str = "cuda") -> tuple[int, int]:
     """Count the steps and the launches of these calls."""
-    monkeypatch.setattr("splitveil.device.launch.Captured", Noted)
+    monkeypatch.setattr("splitveil.compute.launch.Captured", Noted)
     Noted.launches, steps = [], []
     some = Repeated(one_by_one(lambda: steps.append(1)), count, torch.device(device), calls=calls)
     for _ in range(calls):

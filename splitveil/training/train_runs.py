@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from splitveil.compute.compile import compiler_settings
+from splitveil.compute.pick_device import pick_device
+from splitveil.compute.process_group import process_group
 from splitveil.config import Config
 from splitveil.data.splits import Splits
-from splitveil.device.compile import compiler_settings
-from splitveil.device.pick import pick_device
-from splitveil.device.process_group import process_group
 from splitveil.registry import UserError
 from splitveil.runs import Run, environment, locked, write_json
 from splitveil.training.build import build_parts, build_splits

@@ -9,7 +9,7 @@ import pytest
 
 from splitveil.cli.arguments import parse
 from splitveil.runs import Run
-from splitveil.training.run import train_run
+from splitveil.training.train_runs import train_run
 
 
 def furthest(a: Run, b: Run) -> float:

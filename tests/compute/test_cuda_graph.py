@@ -5,7 +5,7 @@ import torch
 from on_device import nobody_waits
 from torch import nn
 
-from splitveil.device.capture import WARMUP, Captured, settings_of
+from splitveil.compute.cuda_graph import WARMUP, Captured, settings_of
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CPU = torch.device("cpu")

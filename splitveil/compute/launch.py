@@ -3,7 +3,7 @@
     steps = Repeated(one_by_one(step), 390, device, generators=[noise])
     steps()                                      # 390 steps; on a GPU each launch replays several of them
 
-On a GPU one launch replays several steps that were recorded as one CUDA graph (`capture.py`). How many is a divisor of the
+On a GPU one launch replays several steps that were recorded as one CUDA graph (`cuda_graph.py`). How many is a divisor of the
 steps of a call, so that every launch is the same graph. Elsewhere a launch is one step.
 """
 
@@ -12,7 +12,7 @@ from math import ceil
 
 import torch
 
-from splitveil.device.capture import WARMUP, Captured
+from splitveil.compute.cuda_graph import WARMUP, Captured
 
 MOST = 32
 """Steps that one launch may replay."""

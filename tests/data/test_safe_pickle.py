@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from splitveil.data.arrays_only import read_arrays
+from splitveil.data.safe_pickle import read_arrays
 from splitveil.registry import UserError
 
 plain = st.recursive(

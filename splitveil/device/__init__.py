@@ -1,1 +1,0 @@
-"""How work is started on a device: which one, captured CUDA graphs, a second stream, process groups."""
