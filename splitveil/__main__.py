@@ -1,4 +1,4 @@
-"""The command line. Nothing here imports torch: cli/command_flags.py says which commands there are, cli/commands.py does their work."""
+"""The command line. Nothing here imports torch: cli/command_flags.py names the commands, cli/commands.py does their work."""
 
 import errno
 import os
