@@ -184,6 +184,7 @@ def test_no_attack_digs_for_what_it_was_not_given() -> None:
     assert re.search(DIGGING, "access.query.__closure__[0].cell_contents") and re.search(DIGGING, "access.query._edge")
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 says so once a process
 @every_attack
 def test_its_progress_only_grows_and_its_losses_are_numbers(name: str) -> None:
     attack = quick(name, seed=0)
