@@ -201,7 +201,9 @@ def test_a_tar_link_that_points_outside_is_refused(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "body", [b"no archive", tar_of({"set/x": bytes(5000)})[:-30], tar_of({"other/x": b""})], ids=["none", "cut", "other"]
+    "body",
+    [b"no archive", tar_of({"set/x": bytes(5000)})[:-30], tar_of({"other/x": b""})],
+    ids=["none", "cut", "other"],
 )
 def test_an_archive_that_is_broken_or_another_is_refused(server: Server, tmp_path: Path, body: bytes):
     with pytest.raises(UserError, match="remove it and run again") as error:
