@@ -33,7 +33,6 @@ def test_every_surrogate_has_a_page_with_a_row_for_every_option_and_no_other(nam
     table = (PAGES / f"{name}.md").read_text().split("## Options")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(rows) == sorted(field.name for field in dataclasses.fields(SURROGATES[name].config))
-    assert f"({name}.md)" in OVERVIEW.read_text()
 
 
 @pytest.mark.parametrize("name", SURROGATES.names())
@@ -105,4 +104,3 @@ def test_every_attack_has_a_page_with_a_row_for_every_option_and_no_other(name: 
     pages = ROOT / "docs" / "attacks"
     rows = re.findall(r"^\| `(\w+)` \|", (pages / f"{name}.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(field.name for field in dataclasses.fields(ATTACKS[name].config))
-    assert f"[{name}]({name}.md)" in (pages / "README.md").read_text()
