@@ -13,6 +13,7 @@ from benchmarks.bench.steps import SHAPES, captured_rows, configs, floor_rows, s
 from benchmarks.bench.table import TITLES, WORSE, complaint, got_worse, key, print_tables
 from benchmarks.bench.timing import IMAGES, QUICK, QUICK_IMAGES, ROUNDS, Row, Setting
 from splitveil.cli.command_flags import Flag, read_flags
+from splitveil.compute.compile import compiler_settings
 from splitveil.compute.pick_device import pick_device
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError, unknown
@@ -146,7 +147,8 @@ def rows_of(title: str, settings: list[tuple[str, Setting]], save: Callable[[lis
     with steps_bar(title, len(settings)) as advance:
         for what, setting in settings:
             torch.manual_seed(0)
-            rows += MEASURE[what](setting, advance)
+            with compiler_settings(setting.compile, setting.device):
+                rows += MEASURE[what](setting, advance)
             save(rows)
             advance(1)
     return rows
