@@ -95,9 +95,7 @@ def main() -> None:
         }
         gains[str(strength)], over_none[str(strength)] = gain, none
         print(f"strength {strength}, {len(points)} seeds, 95 % intervals")
-        print(
-            f"  MSE x {gain['ratio']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] of noise alone at the same accuracy"
-        )
+        print(f"  MSE x {gain['ratio']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] of noise alone at the same accuracy")
         print(f"  MSE x {none['ratio']:.2f} [{none['low']:.2f}, {none['high']:.2f}] of undefended", end="")
         print(f", {np.mean(points):.1f} points of accuracy ({min(points):.1f} to {max(points):.1f})")
     write_claim(

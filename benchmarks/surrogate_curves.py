@@ -148,9 +148,7 @@ def main() -> None:
     for name, figure in figures.items():
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=DPI)
-        picture = (
-            Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
-        )  # a palette halves the file
+        picture = Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)  # a palette halves the file
         picture.save(options.out / f"{name}.png", optimize=True)
 
 

@@ -100,9 +100,7 @@ def step_cost(config: Config, device: torch.device) -> float:
         parts = build_parts(own, task, device)
         parts.channel.on_epoch(own.train.epochs - 1, parts.model)  # past its warm-up
         if parts.cem is not None and parts.cem.surrogate.refresh_every:
-            parts.cem.refresh(
-                torch.randn(2000, *parts.model.z_shape, device=device), torch.arange(2000, device=device) % 10
-            )
+            parts.cem.refresh(torch.randn(2000, *parts.model.z_shape, device=device), torch.arange(2000, device=device) % 10)
         works[name] = steps_of(own, parts, batches, steps, device)
     taken = in_turns(works, rounds, device, lambda *_: None)
     ratios = sorted(a / b for a, b in zip(taken["defended"], taken[BASE]))
@@ -169,11 +167,7 @@ def main() -> None:
         if (part, row) not in costs:
             costs[part, row] = step_cost(config, pick_device(config.device))
         lines.append(line_of(part, row, summaries[-1], costs[part, row]))
-        print(
-            "{part:6} {row:28} seed {seed}  accuracy {accuracy:.4f}  MSE {mse:.5f}  cost {step_cost:.2f}".format(
-                **lines[-1]
-            )
-        )
+        print("{part:6} {row:28} seed {seed}  accuracy {accuracy:.4f}  MSE {mse:.5f}  cost {step_cost:.2f}".format(**lines[-1]))
         write_claim(
             options.out,
             "every defence with and without CEM on the bundled images",

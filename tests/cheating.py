@@ -21,9 +21,7 @@ def frozen(tails: str, seed: int = 0) -> tuple[Tensor, Tensor]:
     return z, torch.arange(CLASSES * SAMPLES) % CLASSES
 
 
-def trained(
-    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200
-) -> tuple[SurrogateOutput, SurrogateOutput]:
+def trained(surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200) -> tuple[SurrogateOutput, SurrogateOutput]:
     """What it says before and after its own parameters were trained on the same z."""
     before = surrogate(z, y)
     parameters = [parameter for parameter in surrogate.parameters() if parameter.requires_grad]

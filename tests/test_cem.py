@@ -46,9 +46,7 @@ def small_edge() -> nn.Sequential:
 
 
 def small_cloud(inplace: bool = False) -> nn.Sequential:
-    return nn.Sequential(
-        nn.ReLU(inplace=inplace), nn.Flatten(), nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
-    )
+    return nn.Sequential(nn.ReLU(inplace=inplace), nn.Flatten(), nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
 
 
 def data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -233,9 +231,7 @@ def test_an_impossible_setting_is_refused_by_name() -> None:
         CEM(Learned(), strength=-1.0)
 
 
-def gradient_at_the_cut(
-    cem: CEM, scaler: object = None, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Tensor]:
+def gradient_at_the_cut(cem: CEM, scaler: object = None, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient that reached z, the task's own and the CEM's own, the latter two computed apart."""
     x, y = data(dtype)
     edge, cloud = halves(dtype)

@@ -30,11 +30,7 @@ tables = st.recursive(
 
 
 @given(tables)
-@example(
-    {
-        "a": 'quote " backslash \\ newline \n return \r tab \t bell \x07 null \x00 delete \x7f next line \x85 ü € 🙂 \\u0041'
-    }
-)
+@example({"a": 'quote " backslash \\ newline \n return \r tab \t bell \x07 null \x00 delete \x7f next line \x85 ü € 🙂 \\u0041'})
 @example({"a": [1e-05, 1e16, 1e22, 5e-324, -0.0, math.inf, -math.inf, 0.1]})
 @example({"a": "'''", "b": '"""', "c": "", "d": []})
 def test_toml_reads_back_what_was_written(table: dict[str, Any]):
@@ -103,9 +99,7 @@ def test_every_setting_that_is_no_method_survives_with_another_value():
 
     cem = replace(varied(replace(CEMConfig(), surrogate=SURROGATES["rate"].config())), surrogate=None, lr_rescale="off")
     train = replace(varied(TrainConfig()), schedule="milestones")
-    config = Config(
-        'it\'s "me"\\', 3, "cpu", splits=varied(SplitsConfig()), cem=cem, train=train, defences=(), attacks=()
-    )
+    config = Config('it\'s "me"\\', 3, "cpu", splits=varied(SplitsConfig()), cem=cem, train=train, defences=(), attacks=())
     assert from_dict(tomllib.loads(to_toml(to_dict(config)))) == config
 
 

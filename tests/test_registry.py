@@ -88,9 +88,7 @@ def test_a_suggestion_needs_some_likeness() -> None:
 def test_methods_are_found_because_their_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "found_shapes"
     package.mkdir()
-    (package / "__init__.py").write_text(
-        "from splitveil.registry import Registry\nR = Registry('shape', 'found_shapes')\n"
-    )
+    (package / "__init__.py").write_text("from splitveil.registry import Registry\nR = Registry('shape', 'found_shapes')\n")
     (package / "square.py").write_text(
         "from dataclasses import dataclass\nfrom found_shapes import R\n"
         "@dataclass(frozen=True)\nclass Config:\n    size: int = 1\n"

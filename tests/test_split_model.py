@@ -266,9 +266,7 @@ def test_a_copy_of_a_split_is_independent_and_gives_the_same(vit: ViT) -> None:
     assert not set(twin.parameters()) & set(model.parameters())
 
 
-@pytest.mark.parametrize(
-    "size", [lambda x: x.shape[0], lambda x: x.size(0), lambda x: x.size(dim=0), lambda x: x.size()[0]]
-)
+@pytest.mark.parametrize("size", [lambda x: x.shape[0], lambda x: x.size(0), lambda x: x.size(dim=0), lambda x: x.size()[0]])
 @pytest.mark.parametrize("early", [True, False])
 def test_every_way_to_ask_for_the_batch_size_may_cross(size: Callable[[Tensor], int], early: bool) -> None:
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]

@@ -40,9 +40,7 @@ def test_limits_that_are_kept_pass(run: Path) -> None:
 
 def test_all_that_is_out_of_bounds_is_said_in_one_message(run: Path) -> None:
     with pytest.raises(AssertionError) as failure:
-        assert_leakage(
-            run, ssim_below=0.6, mse_above=0.03, psnr_below=20, accuracy_above=0.95, no_flags=["metric-ceiling"]
-        )
+        assert_leakage(run, ssim_below=0.6, mse_above=0.03, psnr_below=20, accuracy_above=0.95, no_flags=["metric-ceiling"])
     assert str(failure.value) == (
         "first: ssim is 0.6 (worst case over 2 attacks), which is ssim>=0.6; "
         "first: mse is 0.02 (worst case over 2 attacks), which is mse<=0.03; "
@@ -78,9 +76,7 @@ def test_a_condition_is_a_metric_a_sign_and_a_number(text: str, expected: Condit
     assert parse_condition(str(expected)) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ssim", "ssim>", "ssim=0.5", "ssim>>1", "lpips>0.5", "ssim>half", "ssim>0.5 mse<1"]
-)
+@pytest.mark.parametrize("text", ["", "ssim", "ssim>", "ssim=0.5", "ssim>>1", "lpips>0.5", "ssim>half", "ssim>0.5 mse<1"])
 def test_what_is_no_condition_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UserError, match=r"--fail-if is .*, must be one of ssim, mse.* such as 'ssim>0.5'"):
         parse_condition(text)

@@ -66,9 +66,7 @@ def scene(setting: Setting) -> tuple[dict[str, tuple[Config, Parts]], Tensor, Te
     made = {name: (config, parts_of(config, task, device)) for name, config in asked(setting).items()}
     made = {name: (config, parts) for name, (config, parts) in made.items() if parts.cem is not None}
     z, _ = features_like(next(iter(made.values()))[1], task, setting.batch, device)
-    y = torch.randint(
-        setting.classes, (setting.batch,), generator=stream(device, 0, "bench", setting.batch), device=device
-    )
+    y = torch.randint(setting.classes, (setting.batch,), generator=stream(device, 0, "bench", setting.batch), device=device)
     return made, z.requires_grad_(), y
 
 
@@ -79,10 +77,7 @@ def loop_rows(setting: Setting, advance: Advance) -> list[Row]:
     for name, (config, parts) in made.items():
         works[name], works[f"{name}, looped"] = at_once_and_looped(config, parts, z, y)
     taken = in_turns(works, setting.slow_rounds, setting.device, advance)
-    return [
-        setting.row("loop", name, "plain loop over classes", speedup(taken[name], taken[f"{name}, looped"]))
-        for name in made
-    ]
+    return [setting.row("loop", name, "plain loop over classes", speedup(taken[name], taken[f"{name}, looped"])) for name in made]
 
 
 def memory_rows(setting: Setting, advance: Advance) -> list[Row]:

@@ -37,9 +37,7 @@ FLAGS = (
     ),
     Flag("--compile", "", "Measure through torch.compile: on CUDA whole steps, on a CPU the surrogates."),
     Flag("--quick", "", "Two rounds only, to see if it runs at all."),
-    Flag(
-        "--only", "A,B", f"Of {', '.join(TITLES)}. captured, together and memory need CUDA, sklearn needs scikit-learn."
-    ),
+    Flag("--only", "A,B", f"Of {', '.join(TITLES)}. captured, together and memory need CUDA, sklearn needs scikit-learn."),
     Flag("--out", "FILE", "The JSON file that is written, if not runs/bench_cpu.json or runs/bench_cuda.json."),
     Flag(
         "--against",
@@ -88,9 +86,7 @@ def chosen_of(asked: str, model: str, only: list[str]) -> tuple[str, ...]:
         if name not in known:
             raise unknown("variant", name, known)
     if names and {"loop", "memory"} & set(only) and all(known[name].cem.surrogate is None for name in names):
-        raise UserError(
-            f"--variants {asked} names no surrogate, which loop and memory need; leave those out with --only"
-        )
+        raise UserError(f"--variants {asked} names no surrogate, which loop and memory need; leave those out with --only")
     return names
 
 
@@ -128,11 +124,7 @@ def earlier(path: Path, settings: list[tuple[str, Setting]]) -> Row:
     if not isinstance(before, dict) or not {"rows", "device", "model", "compile"} <= before.keys():
         raise UserError(f"--against: {path} was not written by `splitveil bench`")
     on_cpu = before["device"] == "cpu"
-    if (
-        before["model"] != setting.model
-        or before["compile"] != setting.compile
-        or on_cpu != (setting.device.type == "cpu")
-    ):
+    if before["model"] != setting.model or before["compile"] != setting.compile or on_cpu != (setting.device.type == "cpu"):
         how = f"--device {'cpu' if on_cpu else 'cuda'} --model {before['model']}{' --compile' * before['compile']}"
         raise UserError(f"--against: {path} was measured with {how}; measure the same way")
     places = {(row["what"], row["classes"]) for row in before["rows"]}

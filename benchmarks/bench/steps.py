@@ -128,9 +128,7 @@ class Block:
             assert cem is None or cem.skipped == 0, "steps were skipped"
 
 
-def steps_of(
-    config: Config, parts: Parts, batches: Sequence[tuple[Tensor, Tensor]], steps: int, device: torch.device
-) -> Block:
+def steps_of(config: Config, parts: Parts, batches: Sequence[tuple[Tensor, Tensor]], steps: int, device: torch.device) -> Block:
     """A block of training steps on given batches."""
     return Block([stepper(config, parts, Given(batches), device)], steps)
 

@@ -59,9 +59,7 @@ def print_tables(measured: Row) -> None:
     """One table a kind of measurement, on the terminal."""
     settings = {(row["batch"], row["classes"]) for row in measured["rows"]}
     console = Console()
-    console.width = max(
-        console.width, 18 + 21 * len(settings)
-    )  # rather a line that is broken than a figure that is cut
+    console.width = max(console.width, 18 + 21 * len(settings))  # rather a line that is broken than a figure that is cut
     said = "{device}, torch {torch}, {threads} threads, model {model}".format(**measured)
     said += f"{', compiled' if measured['compile'] else ''}; medians [quartiles] over rounds\n"
     console.print(said, highlight=False, markup=False)

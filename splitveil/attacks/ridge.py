@@ -83,9 +83,7 @@ class Ridge(Attack[Config]):
         assert access.query is not None and access.auxiliary is not None
         d, p, images = prod(access.z_shape), prod(access.x_shape), access.auxiliary
         if d > LARGEST:
-            raise UserError(
-                f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck or drop ridge"
-            )
+            raise UserError(f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck or drop ridge")
         kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
         outs = which_out(len(images) // 10, len(images), images.device).split(BATCH)
         for sent in range(self.config.passes):

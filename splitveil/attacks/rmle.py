@@ -143,9 +143,7 @@ class RMLE(Attack[Config]):
         g, n = len(weights), len(x)
         tv, prior = torch.tensor(weights, device=x.device).repeat_interleave(n, 0).unbind(1)  # [g n] each
         x, z = x.repeat(g, 1, 1, 1), z.repeat(g, *[1] * (z.dim() - 1))
-        _, course = self._descend(
-            self._start(z), target_of(z, self.release_.masked), tv, prior, self.config.steps, x, stage
-        )
+        _, course = self._descend(self._start(z), target_of(z, self.release_.masked), tv, prior, self.config.steps, x, stage)
         errors = course.view(-1, g, n).mean(2).nan_to_num(nan=torch.inf)  # [points, g]
         point, best = divmod(int(errors.argmin()), g)
         (self.tv_, self.prior_), self.steps_ = weights[best], places(self.config.steps)[point]

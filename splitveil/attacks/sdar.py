@@ -80,9 +80,7 @@ def fake(verdict: Tensor) -> Tensor:
 class WithClass(nn.Module):
     """A network of z and a class: z as an image, and one channel more that is made from the class's embedding."""
 
-    def __init__(
-        self, z_shape: tuple[int, ...], classes: int, width: int, make: Callable[[tuple[int, ...]], nn.Module]
-    ) -> None:
+    def __init__(self, z_shape: tuple[int, ...], classes: int, width: int, make: Callable[[tuple[int, ...]], nn.Module]) -> None:
         super().__init__()
         layers, (c, self.h, self.w) = as_image(z_shape, width)
         self.fold = nn.Sequential(*layers)

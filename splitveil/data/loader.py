@@ -56,9 +56,7 @@ class Feed:
     kernels every time, and a training step that begins with it can be captured (`splitveil.compute.cuda_graph`).
     """
 
-    def __init__(
-        self, images: DeviceImages, size: int, augmentation: AugmentConfig, rank: int = 0, world: int = 1
-    ) -> None:
+    def __init__(self, images: DeviceImages, size: int, augmentation: AugmentConfig, rank: int = 0, world: int = 1) -> None:
         self.images, self.augmentation, self.steps = images, augmentation, images.steps(size)
         self.size = min(size, len(images))  # of the whole batch, over all processes
         self.mine = slice(rank * self.size // world, (rank + 1) * self.size // world)

@@ -93,9 +93,7 @@ class SparseCode(nn.Module):
 
     start: Tensor
 
-    def __init__(
-        self, z_shape: tuple[int, ...], atoms: int, kernel: int, lam: float, alpha: float, iterations: int
-    ) -> None:
+    def __init__(self, z_shape: tuple[int, ...], atoms: int, kernel: int, lam: float, alpha: float, iterations: int) -> None:
         super().__init__()
         c, h, w = z_shape
         self.lam, self.alpha, self.iterations = lam, alpha, iterations

@@ -48,9 +48,7 @@ def weights_digest(folder: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
-def write_attack(
-    folder: Path, record: AttackRecord, rows: dict[str, np.ndarray], rebuilt: Tensor, test: DeviceImages
-) -> None:
+def write_attack(folder: Path, record: AttackRecord, rows: dict[str, np.ndarray], rebuilt: Tensor, test: DeviceImages) -> None:
     """Write all files of a finished attack."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in ("attack.json", "skipped.json"):  # of an attack with other options or on other weights

@@ -77,6 +77,4 @@ def own_images(asked: str, splits: Splits, seed: int) -> ImageSet:
 def check_classes(name: str, threat: ThreatModel, images: ImageSet, test: ImageSet) -> None:
     """Refuse images of other classes to an attack that learns from the classes of its own images."""
     if threat.own_classes and images.classes != test.classes:
-        raise UserError(
-            f"{name} learns from the classes of its own images, which are not those of the test images; leave it out"
-        )
+        raise UserError(f"{name} learns from the classes of its own images, which are not those of the test images; leave it out")

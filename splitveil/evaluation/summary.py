@@ -251,9 +251,7 @@ def read_summary(folder: Path) -> Summary:
     """summary.json of a run folder, also one that an older version wrote."""
     path = folder / "summary.json"
     if not path.exists():
-        raise UserError(
-            f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate {folder}`"
-        )
+        raise UserError(f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate {folder}`")
     return from_json(Summary, read_json(path), str(path))
 
 

@@ -45,9 +45,7 @@ PER_IMAGE: dict[str, PerImage] = {}
 """Those of the modules imported so far; `per_image_metrics` imports them all."""
 
 
-def per_image(
-    name: str, *, higher_hides: bool, equal: float | None, unit: str = "", by_class: bool = False
-) -> Callable[[F], F]:
+def per_image(name: str, *, higher_hides: bool, equal: float | None, unit: str = "", by_class: bool = False) -> Callable[[F], F]:
     def add(measure: F) -> F:
         if name in PER_IMAGE:
             raise ValueError(f"two metrics are called {name!r}")

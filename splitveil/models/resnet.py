@@ -47,9 +47,7 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, projects: bool) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            conv_norm(inputs, outputs, 3, stride), nn.ReLU(inplace=True), conv_norm(outputs, outputs, 3, 1)
-        )
+        self.body = nn.Sequential(conv_norm(inputs, outputs, 3, stride), nn.ReLU(inplace=True), conv_norm(outputs, outputs, 3, 1))
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
             self.shortcut = conv_norm(inputs, outputs, 1, stride) if projects else Thin(stride, outputs - inputs)

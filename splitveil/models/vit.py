@@ -81,9 +81,7 @@ class MeanToken(nn.Module):
 
 
 @MODELS.register("vit", Config)
-def vit(
-    channels: int, size: int, classes: int, cut: str, patch: int, dim: int, depth: int, heads: int
-) -> nn.Sequential:
+def vit(channels: int, size: int, classes: int, cut: str, patch: int, dim: int, depth: int, heads: int) -> nn.Sequential:
     """A small vision transformer, z is a list of tokens; 2.7 M parameters."""
     if size % patch:
         raise UserError(f"vit: patch = {patch} does not divide the image size {size}; use a divisor of it")

@@ -97,9 +97,7 @@ class Surrogate(nn.Module, Generic[C]):
         """[b, …] -> [b, d]; a d that it was not built for is refused."""
         z = z.flatten(1)
         if z.shape[1] != self.dim:
-            raise UserError(
-                f"the surrogate was built for dim={self.dim}, z has {z.shape[1]} numbers an image; build it anew"
-            )
+            raise UserError(f"the surrogate was built for dim={self.dim}, z has {z.shape[1]} numbers an image; build it anew")
         return z
 
     def room(self, b: int) -> tuple[int, float]:
@@ -119,9 +117,7 @@ class Surrogate(nn.Module, Generic[C]):
         places = 0 if bank is None else places_for(len(z), share, capacity, bank.size)
         return group(self.flat(z), y, self.classes, capacity, bank, places)
 
-    def equal_weights(
-        self, z: Tensor, y: Tensor, beta: Tensor, penalty: Tensor, of: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def equal_weights(self, z: Tensor, y: Tensor, beta: Tensor, penalty: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
         """loss_uniform from the groups' shares and penalties [g]; `of` gives the penalties [c] of variances [c, d]."""
         if self.bank is None:
             return (beta * penalty).sum().detach()

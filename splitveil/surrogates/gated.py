@@ -209,11 +209,7 @@ class Gated(Surrogate[Any]):
                 both = self.variances(groups, equal, weights)
             else:
                 both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
-            again = (
-                self.variances(groups, a, of=measured.detach())[0]
-                if self.config.gate_objective == "adversarial"
-                else both[1]
-            )
+            again = self.variances(groups, a, of=measured.detach())[0] if self.config.gate_objective == "adversarial" else both[1]
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])
         penalty = found

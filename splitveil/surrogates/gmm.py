@@ -166,9 +166,7 @@ class GMM(Surrogate[Config]):
         known = (stored.weight > 0).any(1)
         r = responsibilities(x, stored, self.sigma)
         now = updated(x, r * mask.unsqueeze(2), stored, self.config.prior)
-        nats = torch.where(
-            known, mixture_rate(now.weight, now.covariance, self.sigma), diagonal_rate(batch, self.sigma)
-        )
+        nats = torch.where(known, mixture_rate(now.weight, now.covariance, self.sigma), diagonal_rate(batch, self.sigma))
         with torch.no_grad():
             spread = now.covariance if self.config.covariance == "diagonal" else now.covariance.diagonal(dim1=2, dim2=3)
             variance = torch.where(known, (now.weight * spread.mean(2)).sum(1), batch.mean(1))

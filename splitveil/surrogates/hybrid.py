@@ -88,9 +88,7 @@ class Hybrid(Surrogate[Config]):
             logits = gate_logits(self.attention.norm(features), self.attention.V, self.attention.U, self.attention.w)
             offered = kmeans(features, labels, self.classes, k, weight=(logits - logits.amax()).exp(), members=members)
         else:
-            offered = kmeans(
-                features, labels, self.classes, k, start=self.slot_means(features, labels), members=members
-            )
+            offered = kmeans(features, labels, self.classes, k, start=self.slot_means(features, labels), members=members)
         self.kmeans.refresh(features, labels)
         self.kmeans.store(better(self.kmeans.stored(), offered))
 

@@ -170,9 +170,7 @@ class KMeans(HasCentres, Surrogate[Any]):
         """k-means of every class; the first time from k-means++, then from the centres that are there."""
         start = self.stored() if self.images > 0 else None
         c = self.config
-        found = kmeans(
-            features, labels, self.classes, c.clusters, start=start, tries=TRIES, members=c.members, reseed=c.reseed
-        )
+        found = kmeans(features, labels, self.classes, c.clusters, start=start, tries=TRIES, members=c.members, reseed=c.reseed)
         self.store(found)
         self.images.fill_(len(features))
 

@@ -233,9 +233,7 @@ class SlotsAsWritten(Slots):
         weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.config.mass_power
         return (weight * penalty).sum(1) / weight.sum(1), gate
 
-    def judged(
-        self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def judged(self, groups: Groups, alive: Tensor, opening: Tensor, share: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor]:
         """Which classes have collapsed, and whose slots are not used, [g] both; from [g] slots in use, mean gates, the penalty
         over that of equal weights, and freedom."""
         centres = (self.weight.index_select(0, groups.label) > 0).sum(1)
@@ -271,9 +269,7 @@ class SlotsAsWritten(Slots):
         loss = (beta * weight * penalty).sum()
         closed = (gate < CLOSED).to(z.dtype).mean((1, 2))
         gates = {"gate_mean": opening, "gate_closed": closed, "class_gate": weight}
-        output = self.output(
-            z, y, groups, beta, loss, uniform, variance, r, seen, spread, alive, collapsed, fallback, gates
-        )
+        output = self.output(z, y, groups, beta, loss, uniform, variance, r, seen, spread, alive, collapsed, fallback, gates)
         self.statistics = output.diagnostics
         return output
 

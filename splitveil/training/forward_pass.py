@@ -26,9 +26,7 @@ class Pass(NamedTuple):
 
 
 @torch.no_grad()
-def run_pass(
-    model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500
-) -> Pass:
+def run_pass(model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500) -> Pass:
     """Every image once through edge, channel and cloud, in eval mode."""
     features, places, correct, losses = [], [], [], []
     with in_mode(model, False):

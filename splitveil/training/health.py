@@ -91,9 +91,7 @@ def fallback(line: dict[str, Any], surrogate: str) -> str:
 def check_health(line: dict[str, Any]) -> None:
     """Stop a training that has diverged, or in which CEM skipped more than 1 % of the steps, with what to do."""
     if not isfinite(line["loss"]):
-        raise UserError(
-            f"the loss is {line['loss']} in epoch {line['epoch']}; lower train.lr ({line['lr']:.3g}) or cem.strength"
-        )
+        raise UserError(f"the loss is {line['loss']} in epoch {line['epoch']}; lower train.lr ({line['lr']:.3g}) or cem.strength")
     if line["cem_skipped"] > max(1, 0.01 * line["cem_steps"]):
         raise UserError(
             f"CEM skipped {line['cem_skipped']} of {line['cem_steps']} steps because its gradient was not finite (bound: 1 %); "

@@ -93,9 +93,7 @@ class Training(Stepper):
 
     feed: Feed
 
-    def __init__(
-        self, run: Run, parts: Parts, splits: Splits, device: torch.device, rank: int = 0, world: int = 1
-    ) -> None:
+    def __init__(self, run: Run, parts: Parts, splits: Splits, device: torch.device, rank: int = 0, world: int = 1) -> None:
         config = run.config.train
         check_batch(config.batch, len(splits.task), world)
         self.run, self.rank, self.seed = run, rank, run.config.seed

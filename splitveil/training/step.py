@@ -55,9 +55,7 @@ class Pipeline(nn.Module):
             # Each batch size has kernels of its own: those for any size made a step a tenth slower.
             self.encode, self.answer = torch.compile(encode, dynamic=False), torch.compile(answer, dynamic=False)
 
-    def forward(
-        self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None
-    ) -> Forward:
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None) -> Forward:
         """`look` is called with z as soon as the edge has made it."""
         z = self.encode(self.model, x)
         if look is not None:

@@ -59,9 +59,7 @@ def test_it_learns_to_beat_the_mean_image_clearly_and_its_loss_falls() -> None:
     granted = access()
     attack = decoder().fit(granted)
     mean = attacks.build("mean_image").fit(granted)
-    assert (
-        mse(attack.reconstruct(observation), private).mean() < 0.5 * mse(mean.reconstruct(observation), private).mean()
-    )
+    assert mse(attack.reconstruct(observation), private).mean() < 0.5 * mse(mean.reconstruct(observation), private).mean()
     assert len(attack.losses_) == 16
     assert attack.losses_[-1] < 0.7 * attack.losses_[0]
 
@@ -119,10 +117,7 @@ def test_square_tokens_are_folded_back_where_they_came_from() -> None:
 
 
 def test_n_and_c_are_the_number_and_the_width_of_the_blocks() -> None:
-    counts = [
-        sum(type(m).__name__ == "ResBlock" for m in res_decoder((8, 8, 8), (3, 32, 32), n, 4).modules())
-        for n in (0, 3, 8)
-    ]
+    counts = [sum(type(m).__name__ == "ResBlock" for m in res_decoder((8, 8, 8), (3, 32, 32), n, 4).modules()) for n in (0, 3, 8)]
     assert [b - a for a, b in pairwise(counts)] == [3, 5]
     widths = {m.out_channels for m in res_decoder((8, 8, 8), (3, 32, 32), 2, 16).modules() if isinstance(m, nn.Conv2d)}
     assert widths == {16, 3}
@@ -222,8 +217,7 @@ def test_told_the_mask_of_a_dropout_it_rebuilds_better() -> None:
     own, private = (DeviceImages(images.take(np.arange(*part)), CPU) for part in ((0, 512), (512, 812)))
     channel = Channel([defences.build("dropout", p=0.5)])
     plain, told = (
-        mse(*attacked(small(width=4, epochs=12, mask=mask), Greyness(), channel, own, private)).mean()
-        for mask in (False, True)
+        mse(*attacked(small(width=4, epochs=12, mask=mask), Greyness(), channel, own, private)).mean() for mask in (False, True)
     )
     assert told < 0.75 * plain
 
@@ -329,9 +323,7 @@ def test_averaged_weights_of_a_network_that_stands_still_are_its_weights() -> No
 
 def test_averaged_weights_are_not_the_last_ones_and_rebuild() -> None:
     _, observation = observed()
-    last, mean = (
-        attacks.build("decoder", blocks=0, width=4, epochs=1, batch=64, ema=ema).fit(access()) for ema in (0.0, 0.9)
-    )
+    last, mean = (attacks.build("decoder", blocks=0, width=4, epochs=1, batch=64, ema=ema).fit(access()) for ema in (0.0, 0.9))
     assert last.losses_ == mean.losses_
     assert not torch.equal(last.reconstruct(observation), mean.reconstruct(observation))
 
@@ -340,9 +332,7 @@ def test_the_perceptual_loss_is_least_for_the_image_itself_and_can_be_learnt() -
     x = crops(0, 8).take(slice(None))
     assert distance(x, x, "perceptual").item() == pytest.approx(0, abs=1e-5)
     guess = x * 0.5
-    assert distance(guess, x, "perceptual").item() == pytest.approx(
-        ((guess - x).abs().mean() + 1 - ssim(guess, x).mean()).item()
-    )
+    assert distance(guess, x, "perceptual").item() == pytest.approx(((guess - x).abs().mean() + 1 - ssim(guess, x).mean()).item())
     attack = small(loss="perceptual", epochs=3)
     attacked(attack, nn.AvgPool2d(2), Channel(), crops(0, 128), crops(1000, 1010))
     assert attack.losses_[-1] < attack.losses_[0]

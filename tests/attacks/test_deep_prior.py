@@ -57,9 +57,7 @@ def test_of_a_z_that_has_nothing_to_do_with_the_image_it_makes_nothing_better_th
 
 def test_every_image_has_a_network_of_its_own_and_the_size_of_a_batch_changes_nothing() -> None:
     z = small_pictures(0, 5).take(slice(None)).unsqueeze(1)
-    together, in_pairs = (
-        fitted(nn.Identity(), (1, 8, 8), steps=5, batch=batch).reconstruct(Observation(z)) for batch in (5, 2)
-    )
+    together, in_pairs = (fitted(nn.Identity(), (1, 8, 8), steps=5, batch=batch).reconstruct(Observation(z)) for batch in (5, 2))
     torch.testing.assert_close(together, in_pairs, atol=1e-4, rtol=0)
     assert (together[0] - together[1]).abs().max() > 1e-3
 
@@ -69,8 +67,7 @@ def test_it_stops_where_what_is_left_is_the_noise_of_the_channel() -> None:
     noise = 0.8 * torch.randn(6, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     wire, noisy = Observation(private.unsqueeze(1) + noise), Channel([defences.build("gaussian", sigma=0.8)])
     stopped, unaware = (
-        fitted(nn.Identity(), (1, 8, 8), channel, steps=300, width=8).reconstruct(wire)
-        for channel in (noisy, Channel())
+        fitted(nn.Identity(), (1, 8, 8), channel, steps=300, width=8).reconstruct(wire) for channel in (noisy, Channel())
     )
     left = mse(stopped, wire.z.mean(1))
     assert (left < 0.8**2 / 4).all()  # four releases: the noise of their mean has a quarter of the variance

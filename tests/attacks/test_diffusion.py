@@ -174,9 +174,7 @@ def test_releases_are_averaged() -> None:
     z = private().unsqueeze(1)
     shift = torch.randn(z.shape, generator=torch.Generator().manual_seed(0))
     twice = torch.cat([z + shift, z - shift], 1)
-    torch.testing.assert_close(
-        fitted().reconstruct(Observation(twice)), fitted().reconstruct(Observation(z)), atol=1e-2, rtol=0
-    )
+    torch.testing.assert_close(fitted().reconstruct(Observation(twice)), fitted().reconstruct(Observation(z)), atol=1e-2, rtol=0)
 
 
 def test_a_seed_gives_the_same_images_again_and_another_seed_others() -> None:

@@ -26,9 +26,7 @@ def crops(first: int, last: int) -> DeviceImages:
 
 
 def access(attack: attacks.Attack, own: DeviceImages) -> Access:
-    return grant(
-        attack.requires, SplitModel(nn.AvgPool2d(2), nn.Flatten(), (1, 8, 8), (1, 16, 16)), Channel(), own, CPU, 0
-    )
+    return grant(attack.requires, SplitModel(nn.AvgPool2d(2), nn.Flatten(), (1, 8, 8), (1, 16, 16)), Channel(), own, CPU, 0)
 
 
 def gan(**options: Any) -> attacks.Attack:

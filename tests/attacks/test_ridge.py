@@ -24,9 +24,7 @@ def bundled() -> tuple[DeviceImages, Tensor]:
     """The attacker's images, and private ones."""
     source = fashion()
     assert source.test is not None
-    return DeviceImages(source.train.take(np.arange(1500)), CPU), torch.from_numpy(
-        source.test.images[:200]
-    ).float() / 255
+    return DeviceImages(source.train.take(np.arange(1500)), CPU), torch.from_numpy(source.test.images[:200]).float() / 255
 
 
 def fitted(edge: nn.Module, channel: Channel, images: DeviceImages, z_shape: tuple[int, ...]) -> attacks.Attack:

@@ -251,9 +251,7 @@ def test_no_private_image_can_be_reached_from_what_an_attack_is_given(spied: Cal
     assert min(Spy.walked) > 30
 
 
-def test_a_defence_that_keeps_the_images_it_saw_is_found(
-    spied: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defence_that_keeps_the_images_it_saw_is_found(spied: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def hoard(self: Any, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         self.last = x
         return z + 0.1

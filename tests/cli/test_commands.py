@@ -215,9 +215,7 @@ def test_a_run_of_another_schema_is_refused(splitveil: Cli, run_folder: Path):
 
 
 @pytest.mark.parametrize("command", ["attack", "evaluate"])
-def test_weights_that_are_missing_cut_off_or_of_another_model_are_refused(
-    command: str, splitveil: Cli, run_folder: Path
-):
+def test_weights_that_are_missing_cut_off_or_of_another_model_are_refused(command: str, splitveil: Cli, run_folder: Path):
     file = run_folder / "weights" / "last.safetensors"
     whole = file.read_bytes()
     tensors = load(whole)

@@ -20,9 +20,7 @@ def furthest(a: Run, b: Run) -> float:
 
 
 # The Adam of slots divides gradients by their size, and so enlarges their rounding errors. Uniform has no parameters to train.
-@pytest.mark.parametrize(
-    ("surrogate", "tolerance"), [("slots", 2e-4), pytest.param("uniform", 1e-5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("surrogate", "tolerance"), [("slots", 2e-4), pytest.param("uniform", 1e-5, marks=pytest.mark.slow)])
 def test_two_processes_give_the_weights_of_one(surrogate: str, tolerance: float, pictures: Path, tmp_path: Path):
     flags = f"""
         --data npz --data.path {pictures} --splits.task 512 --splits.validation 100 --splits.auxiliary 100

@@ -78,9 +78,7 @@ def test_rotation_agrees_with_pillow(draw: float):
 
 
 @given(st.integers(0, 1000), st.integers(0, 4), st.booleans(), st.floats(0, 180))
-def test_values_stay_between_zero_and_one_and_draws_are_not_shared(
-    seed: int, pixels: int, mirror: bool, degrees: float
-):
+def test_values_stay_between_zero_and_one_and_draws_are_not_shared(seed: int, pixels: int, mirror: bool, degrees: float):
     x, draw = batch(4, 3, 8, seed)
     config = AugmentConfig(pixels, mirror, degrees)
     out = augment(x, draw, config)

@@ -236,9 +236,7 @@ def test_mnist_downloads_only_what_is_missing(server: Server, tmp_path: Path, mo
     md5 = []
     for file in idx.FILES:
         shape = (2, 28, 28) if "images" in file else (2,)
-        body = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(
-            2 * 28 * 28 if len(shape) == 3 else 2
-        )
+        body = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(2 * 28 * 28 if len(shape) == 3 else 2)
         md5.append(server.publish(f"{file}.gz", gzip.compress(body), "md5").checksum.removeprefix("md5:"))
     monkeypatch.setattr(idx, "MNIST_URL", server.url())
     monkeypatch.setattr(idx, "MNIST_MD5", tuple(md5))

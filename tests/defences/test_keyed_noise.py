@@ -62,9 +62,7 @@ def test_the_noise_is_the_documented_function_of_key_and_pixels_so_that_an_updat
     words = struct.unpack("<4I", hashlib.shake_128(seed).digest(16))
     a, b, c, d = ((word + 0.5) / 2**32 for word in words)
     pairs = [(a, c), (b, d)]  # of a radius and an angle
-    expected = [
-        math.sqrt(-2 * math.log(r)) * wave(2 * math.pi * angle) for wave in (math.cos, math.sin) for r, angle in pairs
-    ]
+    expected = [math.sqrt(-2 * math.log(r)) * wave(2 * math.pi * angle) for wave in (math.cos, math.sin) for r, angle in pairs]
     sent = noise(deployed(monkeypatch, sigma=1.0), x, 4)
     assert sent.flatten().tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -35,8 +35,7 @@ def test_the_ceiling_is_the_error_of_the_mean_of_the_attackers_images() -> None:
     rng = np.random.default_rng(0)
     auxiliary, test = (rng.integers(0, 256, (n, 1, 4, 4), dtype=np.uint8) for n in (12, 9))
     parts = [
-        DeviceImages(ImageSet(part, np.arange(len(part)) % 3, tuple("abc")), torch.device("cpu"))
-        for part in (auxiliary, test)
+        DeviceImages(ImageSet(part, np.arange(len(part)) % 3, tuple("abc")), torch.device("cpu")) for part in (auxiliary, test)
     ]
     assert ceiling_mse(*parts) == pytest.approx(np.square(test / 255 - auxiliary.mean(0) / 255).mean(), rel=1e-5)
 
@@ -113,9 +112,7 @@ def test_the_summary_has_what_each_defence_reports_of_what_was_sent(small: list[
     assert read_summary(run.folder) == summary
 
 
-def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lacks(
-    small: list[str], tmp_path: Path
-) -> None:
+def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lacks(small: list[str], tmp_path: Path) -> None:
     run, splits, device = train_run(tmp_path, parse([*small, "--train.epochs", "1"]))
     attack_run(run, splits, device)
     summary = evaluate_run(run, splits, device)

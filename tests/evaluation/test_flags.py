@@ -198,9 +198,7 @@ def weaker(ours: ThreatModel, theirs: ThreatModel) -> bool:
 def test_who_knows_more_may_beat_a_white_box_attack(more: dict[str, Any]) -> None:
     assert not weaker(WHITE, replace(BLACK, **more))
     assert (
-        weaker(WHITE, BLACK)
-        and weaker(replace(WHITE, **more), BLACK)
-        and weaker(replace(WHITE, **more), replace(BLACK, **more))
+        weaker(WHITE, BLACK) and weaker(replace(WHITE, **more), BLACK) and weaker(replace(WHITE, **more), replace(BLACK, **more))
     )
 
 

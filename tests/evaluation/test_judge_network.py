@@ -85,9 +85,7 @@ def test_the_same_seed_gives_the_same_judge_and_leaves_the_global_random_numbers
 @pytest.mark.parametrize(("n", "epochs"), [(20, 100), (800, 9), (64 * 60, 5)])
 def test_a_judge_of_few_images_sees_them_more_often(n: int, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(
-        "splitveil.evaluation.judge_network.train", lambda net, images, seed, epochs, *rest: seen.append(epochs)
-    )
+    monkeypatch.setattr("splitveil.evaluation.judge_network.train", lambda net, images, seed, epochs, *rest: seen.append(epochs))
     part = ImageSet(np.zeros((n, 1, 8, 8), np.uint8), np.arange(n) % 2, ("a", "b"))
     Judge("classifier", seed=0).fit(DeviceImages(part, torch.device("cpu")))
     assert seen == [epochs]

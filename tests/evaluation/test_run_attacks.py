@@ -66,9 +66,7 @@ def test_an_attack_learns_from_the_images_asked_for(
     assert far.mse > usual.mse
 
 
-def test_an_attack_that_learns_from_classes_is_refused_images_of_others(
-    trained: tuple[Run, Splits], elsewhere: Path
-) -> None:
+def test_an_attack_that_learns_from_classes_is_refused_images_of_others(trained: tuple[Run, Splits], elsewhere: Path) -> None:
     run, splits = trained
     run = with_attacks(run, {"name": "class_mean", "auxiliary": f"npz:{elsewhere}"})
     with pytest.raises(UserError, match="class_mean learns from the classes of its own images, which are not those"):

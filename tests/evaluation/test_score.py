@@ -20,9 +20,7 @@ CPU = torch.device("cpu")
 
 def setting() -> tuple[Parts, DeviceImages]:
     torch.manual_seed(0)
-    model = SplitModel(
-        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)), nn.Flatten(), (2, 16, 16), (1, 16, 16)
-    )
+    model = SplitModel(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)), nn.Flatten(), (2, 16, 16), (1, 16, 16))
     rng = np.random.default_rng(0)
     images = ImageSet(rng.integers(0, 256, (510, 1, 16, 16), np.uint8), rng.integers(0, 3, 510), ("a", "b", "c"))
     return Parts(model, Channel([build("gaussian", sigma=0.5)]), None), DeviceImages(images, CPU)
@@ -30,9 +28,7 @@ def setting() -> tuple[Parts, DeviceImages]:
 
 def test_the_wire_shows_each_image_as_often_as_asked_and_in_eval_mode() -> None:
     parts, images = setting()
-    batches = list(
-        observe(parts.model, parts.channel, images, ThreatModel(observations=3), torch.Generator().manual_seed(0))
-    )
+    batches = list(observe(parts.model, parts.channel, images, ThreatModel(observations=3), torch.Generator().manual_seed(0)))
     x, z = torch.cat([x for x, _ in batches]), torch.cat([seen.z for _, seen in batches])
     assert torch.equal(x, images.take(slice(None)))
     assert z.shape == (510, 3, 2, 16, 16)

@@ -43,9 +43,7 @@ def test_standard_has_a_ladder_of_three_decoders_that_differ_in_nothing_but_size
 @pytest.mark.parametrize("name", ["quick", "standard"])
 def test_the_decoder_that_sees_16_releases_has_a_twin_that_sees_one(name: str) -> None:
     (several,) = [a for a in suite(name) if getattr(a, "repeats", 1) == 16]
-    assert replace(several, repeats=1, label="") in [
-        replace(a, label="") for a in suite(name) if label_of(a) != "nearest"
-    ]
+    assert replace(several, repeats=1, label="") in [replace(a, label="") for a in suite(name) if label_of(a) != "nearest"]
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,9 @@ def oldest() -> dict[str, Any]:
 
 
 def full() -> Summary:
-    attack = attack_result(
-        "decoder", threat=ThreatModel(True, auxiliary="other", elsewhere="cifar10"), losses=(2.0, 1.0)
-    )
+    attack = attack_result("decoder", threat=ThreatModel(True, auxiliary="other", elsewhere="cifar10"), losses=(2.0, 1.0))
     bound = Certificate("rate", 9.5, "bits", 16, ("one", "two"), True, (1.0, 2.0))
-    return summary(
-        "full", attack, certificates=(bound,), flags=(RaisedFlag("metric-ceiling", "why"),), reports=({"a": [1]},)
-    )
+    return summary("full", attack, certificates=(bound,), flags=(RaisedFlag("metric-ceiling", "why"),), reports=({"a": [1]},))
 
 
 def test_what_is_written_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -132,9 +128,7 @@ def test_an_old_run_folder_has_a_report(age: str, tmp_path: Path) -> None:
     write_json(run.folder / "summary.json", read_json(OLD / "summary.json") if age == "last" else oldest())
     pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     for name in ("mean_image", "decoder"):
-        write_tensors(
-            run.folder / "attacks" / f"{name}-0" / "samples.safetensors", {"original": pixels, "rebuilt": pixels + 1}
-        )
+        write_tensors(run.folder / "attacks" / f"{name}-0" / "samples.safetensors", {"original": pixels, "rebuilt": pixels + 1})
     page = write_report([run.folder], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Against gaussian+cem the best reconstruction has an MSE of 0.0143" in page
     assert "own images through edge and channel" in page
@@ -145,9 +139,7 @@ def test_a_field_of_a_later_version_is_ignored_and_a_later_schema_is_refused() -
     table["new"] = table["attacks"]["decoder"]["new"] = table["attacks"]["decoder"]["threat"]["new"] = 1
     assert from_json(Summary, table, "x") == full()
     for schema in (SCHEMA + 1, None, 0):
-        with pytest.raises(
-            UserError, match=f"runs/a/summary.json has schema {schema}, this splitveil reads 1 to {SCHEMA}"
-        ):
+        with pytest.raises(UserError, match=f"runs/a/summary.json has schema {schema}, this splitveil reads 1 to {SCHEMA}"):
             from_json(Summary, table | {"schema": schema}, "runs/a/summary.json")
 
 

@@ -66,9 +66,7 @@ def test_what_makes_no_sense_is_skipped_with_a_reason_that_is_kept(
     assert "zeroes no entries" in skipped["mask"]
     assert "no defence of this run has a proxy decoder" in skipped["proxy"]
     assert "ridge skipped: ridge: z has" in capsys.readouterr().err.replace("\n", " ")
-    monkeypatch.setattr(
-        "splitveil.evaluation.run_attacks.attack_once", lambda *args: pytest.fail("nothing is left to do")
-    )
+    monkeypatch.setattr("splitveil.evaluation.run_attacks.attack_once", lambda *args: pytest.fail("nothing is left to do"))
     assert attack_run(run, splits, CPU) == skipped
     summary = evaluate_run(run, splits, CPU)
     assert summary.skipped == skipped
@@ -77,9 +75,7 @@ def test_what_makes_no_sense_is_skipped_with_a_reason_that_is_kept(
     assert tuple(summary.attacks) == summary.worst_case.attacks == ("mean_image",)
 
 
-def test_on_a_list_of_ones_own_nothing_is_skipped(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_list_of_ones_own_nothing_is_skipped(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, splits = trained(small, tmp_path / "a", "--attacks", "ridge")
     monkeypatch.setattr("splitveil.attacks.ridge.LARGEST", 3)
     with pytest.raises(UserError, match="at most 3 can be inverted"):
@@ -95,9 +91,7 @@ def test_a_channel_of_noise_and_zeros_has_use_for_releases_and_mask(small: list[
         assert why_not(config, build_attack(config, seed=0), parts, x) is None
 
 
-def test_a_folder_of_before_an_option_and_the_judges_is_still_that_of_the_attack(
-    small: list[str], tmp_path: Path
-) -> None:
+def test_a_folder_of_before_an_option_and_the_judges_is_still_that_of_the_attack(small: list[str], tmp_path: Path) -> None:
     run, splits = trained(small, tmp_path / "a")
     attack_run(run, splits, CPU)
     config, weights = run.config.attacks[0], trained_weights(run)

@@ -93,9 +93,7 @@ def test_the_pairwise_bound_lies_above_the_true_information_and_below_the_logari
 
 def test_the_error_over_a_known_pair_is_that_of_the_integral() -> None:
     sigma, n = 1.4, 4
-    pair = torch.tensor([[0.0], [1.0]], dtype=torch.float64).repeat(
-        500, 1
-    )  # copies change nothing, and draw more noise
+    pair = torch.tensor([[0.0], [1.0]], dtype=torch.float64).repeat(500, 1)  # copies change nothing, and draw more noise
 
     def error(t: float) -> float:
         low, high = norm.pdf(t, 0, sigma / 2), norm.pdf(t, 1, sigma / 2)  # sigma / sqrt(4)

@@ -92,9 +92,7 @@ def test_bits_are_measured_in_float64_whatever_comes_in() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), exponent=st.floats(-12, 5), classes=st.integers(1, 6))
-def test_the_histogram_counts_every_class_with_two_samples_and_every_dimension(
-    seed: int, exponent: float, classes: int
-) -> None:
+def test_the_histogram_counts_every_class_with_two_samples_and_every_dimension(seed: int, exponent: float, classes: int) -> None:
     rng = np.random.default_rng(seed)
     z, y = rng.standard_normal((20, 7)) * 10 ** (exponent / 2), rng.integers(0, classes, 20)
     histogram = variance_histogram(torch.from_numpy(z), torch.from_numpy(y), classes)

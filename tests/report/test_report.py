@@ -68,9 +68,7 @@ def make(tmp_path: Path) -> Maker:
         attacks = {"mean_image": CEILING, "ridge": 0.01} if attacks is None else attacks
         rows = {a: write_attack(run.folder / "attacks" / f"{a}-0", a, mse, shape, test) for a, mse in attacks.items()}
         for epoch in range(20):
-            run.append_metrics(
-                {"epoch": epoch, "loss": 1 / (epoch + 1), "accuracy": accuracy, "bits": None, "cem_steps": 0}
-            )
+            run.append_metrics({"epoch": epoch, "loss": 1 / (epoch + 1), "accuracy": accuracy, "bits": None, "cem_steps": 0})
         for line in lines or []:
             run.append_metrics(line)
         found = {
@@ -98,9 +96,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.addresses += [
-            value or "" for name, value in attrs if name in ("src", "href", "srcset", "xlink:href", "action")
-        ]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "xlink:href", "action")]
         self.ids += [value or "" for name, value in attrs if name == "id"]
         if tag == "tr":
             self.rows.append([])
@@ -138,9 +134,7 @@ def test_a_report_is_one_file_that_loads_nothing(make: Maker, tmp_path: Path) ->
 def test_no_path_of_the_machine_gets_into_the_report(make: Maker, tmp_path: Path) -> None:
     folder = make()
     config = folder / "config.toml"
-    config.write_text(
-        config.read_text().replace('[data]\nname = "fashion"', '[data]\nname = "folder"\npath = "/home/ann/faces"')
-    )
+    config.write_text(config.read_text().replace('[data]\nname = "fashion"', '[data]\nname = "folder"\npath = "/home/ann/faces"'))
     html = html_of([folder], tmp_path)
     assert "…/faces" in html
     assert "/home" not in html
@@ -190,17 +184,13 @@ def test_what_defences_guarantee_is_shown_where_they_do(make: Maker, tmp_path: P
 def test_the_verdict_names_the_run_that_leaks_least_and_its_price(make: Maker, tmp_path: Path) -> None:
     text = text_of(html_of([make("plain", {"ridge": 0.01}), make("noisy", {"ridge": 0.03}, accuracy=0.85)], tmp_path))
     assert "noisy leaks least, at a cost of 5.0 points of accuracy against plain (85.0 % against 90.0 %)" in text
-    assert (
-        "3.0 times the error of the strongest on plain (MSE 0.0300 against 0.0100). That is 50 % of the error" in text
-    )
+    assert "3.0 times the error of the strongest on plain (MSE 0.0300 against 0.0100). That is 50 % of the error" in text
 
 
 def test_a_difference_within_the_noise_is_said_to_be(make: Maker, tmp_path: Path) -> None:
     text = text_of(html_of([make("plain", {"ridge": 0.01}), make("noisy", {"ridge": 0.0101})], tmp_path))
     assert "noisy leaks least, at the accuracy of plain (90.0 %)" in text
-    assert (
-        "1.01 times the error of the strongest on plain (MSE 0.0101 against 0.0100; the 95 % intervals overlap)" in text
-    )
+    assert "1.01 times the error of the strongest on plain (MSE 0.0101 against 0.0100; the 95 % intervals overlap)" in text
 
 
 def test_weights_trained_further_than_measured_are_marked(make: Maker, tmp_path: Path) -> None:
@@ -217,8 +207,7 @@ def test_a_first_run_that_leaks_least_is_said_to(make: Maker, tmp_path: Path) ->
 def test_a_single_run_has_a_report(make: Maker, tmp_path: Path) -> None:
     text = text_of(html_of([make()], tmp_path))
     assert (
-        "Against plain the best reconstruction has an MSE of 0.0100, 17 % of the error of an attacker who sees nothing."
-        in text
+        "Against plain the best reconstruction has an MSE of 0.0100, 17 % of the error of an attacker who sees nothing." in text
     )
     assert "ridge, the strongest of 2 attacks" in text
     assert "No flags raised." in text
@@ -255,9 +244,7 @@ def test_a_new_panel_is_shown_at_its_place_because_its_files_lie_there(
 
 def test_markup_in_names_is_shown_and_not_obeyed(make: Maker, tmp_path: Path) -> None:
     name = '<b onclick="x()">&"$\\alpha$\''
-    html = html_of(
-        [make(name, {"ridge": 0.01}), make("</style><script>x()</script>", {"ridge": 0.02}), make("漢字")], tmp_path
-    )
+    html = html_of([make(name, {"ridge": 0.01}), make("</style><script>x()</script>", {"ridge": 0.02}), make("漢字")], tmp_path)
     page = Page(html)
     assert "b" not in page.tags
     assert "script" not in page.tags
@@ -268,9 +255,7 @@ def test_markup_in_names_is_shown_and_not_obeyed(make: Maker, tmp_path: Path) ->
 def test_a_run_without_summary_is_refused_with_the_command(make: Maker, tmp_path: Path) -> None:
     folder = make()
     (folder / "summary.json").unlink()
-    with pytest.raises(
-        UserError, match=f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate"
-    ):
+    with pytest.raises(UserError, match=f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate"):
         write_report([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
@@ -280,19 +265,13 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
         write_report([], tmp_path / "report.html")
 
 
-def test_missing_packages_are_named_with_the_remedy(
-    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "splitveil.report.find_spec", lambda name: None if name == "jinja2" else importlib.util.find_spec(name)
-    )
+def test_missing_packages_are_named_with_the_remedy(make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splitveil.report.find_spec", lambda name: None if name == "jinja2" else importlib.util.find_spec(name))
     with pytest.raises(UserError, match=r"needs jinja2: pip install 'splitveil\[report\]'"):
         write_report([make()], tmp_path / "report.html")
 
 
-def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same_originals(
-    make: Maker, tmp_path: Path
-) -> None:
+def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same_originals(make: Maker, tmp_path: Path) -> None:
     folders = [make("a", {"ridge": 0.01}), make("b", {"ridge": 0.02}, test=2), make("c", {"ridge": 0.03})]
     text = text_of(html_of(folders, tmp_path))
     assert "These runs were tested on different images, so they are not ranked." in text
@@ -337,9 +316,7 @@ def diagnostics(**values: Any) -> list[dict[str, Any]]:
     return [{"epoch": epoch, "loss": 1.0, "accuracy": 0.9} | (logged if epoch > 1 else {}) for epoch in range(20)]
 
 
-def test_what_a_surrogate_logged_about_itself_is_drawn_with_what_it_should_look_like(
-    make: Maker, tmp_path: Path
-) -> None:
+def test_what_a_surrogate_logged_about_itself_is_drawn_with_what_it_should_look_like(make: Maker, tmp_path: Path) -> None:
     lines = diagnostics(effective_samples=0.8, gate_mean=0.5, gate_closed=0.0, overflow=0.0, excess=-0.1)
     html = html_of([make("plain"), make("gated", lines=lines)], tmp_path)
     assert html.count("Inside the surrogate") == 1
@@ -415,14 +392,9 @@ def test_the_same_runs_give_the_same_bytes(make: Maker, tmp_path: Path) -> None:
     assert html_of(folders, tmp_path / "1") == html_of(folders, tmp_path / "2")
 
 
-def test_the_worst_case_stands_beside_the_strongest_attack_and_what_was_skipped_is_said(
-    make: Maker, tmp_path: Path
-) -> None:
+def test_the_worst_case_stands_beside_the_strongest_attack_and_what_was_skipped_is_said(make: Maker, tmp_path: Path) -> None:
     spread = np.linspace(0.9, 1.1, 40)
-    rows = {
-        name: {"mse": mse * spread, "ssim": 0.5 * spread, "psnr": 20 * spread}
-        for name, mse in (("a", 0.008), ("b", 0.02))
-    }
+    rows = {name: {"mse": mse * spread, "ssim": 0.5 * spread, "psnr": 20 * spread} for name, mse in (("a", 0.008), ("b", 0.02))}
     new = make("new", worst_case=worst_case(rows), skipped={"decoder-mask": "there is no <mask> to know"})
     html = html_of([make("old"), new], tmp_path)
     page = Page(html)
@@ -444,9 +416,7 @@ def with_judges(make: Maker, name: str, found: dict[str, dict[str, Any]], **chan
     return folder
 
 
-def test_what_is_still_recognised_stands_beside_the_errors_and_old_runs_have_a_dash(
-    make: Maker, tmp_path: Path
-) -> None:
+def test_what_is_still_recognised_stands_beside_the_errors_and_old_runs_have_a_dash(make: Maker, tmp_path: Path) -> None:
     found = {"mean_image": {"recognised": 0.1}, "ridge": {"recognised": 0.654}}
     new = with_judges(make, "new", found, recognised_original=0.87)
     page = Page(html_of([new, make("old"), make("bare", {})], tmp_path))

@@ -11,9 +11,7 @@ from splitveil.statistics import clustering
 from splitveil.statistics.clustering import Clusters, Mixture, draw, kmeans, mixture
 
 
-def blobs(
-    seed: int, classes: int = 3, modes: int = 4, each: int = 40, d: int = 6, apart: float = 6.0
-) -> tuple[Tensor, Tensor]:
+def blobs(seed: int, classes: int = 3, modes: int = 4, each: int = 40, d: int = 6, apart: float = 6.0) -> tuple[Tensor, Tensor]:
     """Every class has `modes` round Gaussians of standard deviation 1, `apart` standard deviations from their middle."""
     rng = np.random.default_rng(seed)
     means = rng.standard_normal((classes, modes, d))

@@ -27,9 +27,7 @@ EYE, ONES = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64
 
 def test_the_golden_numbers_without_layernorm() -> None:
     logits = gate_logits(Z, EYE, EYE, ONES)
-    torch.testing.assert_close(
-        logits[0], torch.tensor([0, 0.16084728, -0.02174083, 0.05566042]).double(), atol=1e-7, rtol=0
-    )
+    torch.testing.assert_close(logits[0], torch.tensor([0, 0.16084728, -0.02174083, 0.05566042]).double(), atol=1e-7, rtol=0)
     a = attention(logits, torch.ones(3, 4))
     expected = torch.tensor([0.23751626, 0.27896418, 0.23240819, 0.25111136]).double()
     torch.testing.assert_close(a[0], expected, atol=1e-7, rtol=0)
@@ -131,9 +129,7 @@ def test_an_honest_gate_cannot_cheat(objective: str, lr: float, tails: str) -> N
 
 
 @pytest.mark.parametrize("tails", ["gaussian", "heavy"])
-@pytest.mark.parametrize(
-    "options", [{"preset": "as_written"}, {"gate_objective": "cooperative", "ess_floor": 0.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{"preset": "as_written"}, {"gate_objective": "cooperative", "ess_floor": 0.0}], ids=str)
 def test_a_cooperative_gate_cheats_and_the_alarm_says_so(options: dict[str, Any], tails: str) -> None:
     z, y = frozen(tails)
     torch.manual_seed(0)
@@ -190,9 +186,7 @@ def test_under_stopgrad_z_does_not_feel_the_gate() -> None:
     assert isinstance(surrogate, Gated)
     a = surrogate.attend(surrogate.logits(surrogate.norm(own)), mask, mask / SAMPLES).detach()
     assert a.std() > 0
-    (expected,) = torch.autograd.grad(
-        surrogate.penalty(surrogate.variances(surrogate.grouped(z, y), a, of=own)).mean(), own
-    )
+    (expected,) = torch.autograd.grad(surrogate.penalty(surrogate.variances(surrogate.grouped(z, y), a, of=own)).mean(), own)
     torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
 
 
@@ -226,9 +220,7 @@ def test_as_written_the_gate_is_twice_as_wide() -> None:
     assert len(build("gated", dim=1024, classes=2, sigma=0.1, preset="as_written").w) == 256
 
 
-@pytest.mark.parametrize(
-    "options", [{"ess_floor": 1.5}, {"entropy_floor": -0.1}, {"hidden": 0}, {"capacity": 1}], ids=str
-)
+@pytest.mark.parametrize("options", [{"ess_floor": 1.5}, {"entropy_floor": -0.1}, {"hidden": 0}, {"capacity": 1}], ids=str)
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         build("gated", dim=4, classes=2, sigma=0.1, **options)

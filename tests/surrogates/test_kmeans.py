@@ -65,9 +65,7 @@ def test_the_reference_preset_is_a_loop_over_the_published_formula(
     seed: int, b: int, k: int, form: str, distance: str, offset: float
 ) -> None:
     z, y = labelled(seed, 150)
-    surrogate: Any = refreshed(
-        z, y, preset="reference", clusters=k, form=form, distance=distance, offset=offset, sigma=0.3
-    )
+    surrogate: Any = refreshed(z, y, preset="reference", clusters=k, form=form, distance=distance, offset=offset, sigma=0.3)
     tau = 0.125 * 0.3**2 + offset
     scale = 4 if distance == "sum" else 1
     n_c = max(1, 150 // b) * b / 3

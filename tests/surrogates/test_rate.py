@@ -75,9 +75,7 @@ def test_the_full_form_is_never_looser_than_the_diagonal_one(seed: int, b: int, 
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), sigma=st.floats(0.02, 2), factor=st.floats(1.05, 4))
-def test_more_noise_means_a_lower_rate_and_only_the_ratio_counts(
-    form: str, seed: int, sigma: float, factor: float
-) -> None:
+def test_more_noise_means_a_lower_rate_and_only_the_ratio_counts(form: str, seed: int, sigma: float, factor: float) -> None:
     z, y = (torch.from_numpy(array) for array in labelled(seed, 40, 5, 2))
     quiet, loud = (build("rate", dim=5, classes=2, sigma=s, form=form) for s in (sigma, sigma * factor))
     assert loud(z, y).loss < quiet(z, y).loss

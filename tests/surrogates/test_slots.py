@@ -75,9 +75,7 @@ def test_slots_find_the_variance_inside_four_modes_and_stay_alive(seed: int, off
         assert output.diagnostics["slot_information"] > 0.9 * np.log(4)
         assert output.diagnostics["collapsed"] == output.diagnostics["fallback"] == 0
         assert output.loss < output.loss_uniform
-    still = [
-        name for name, parameter in surrogate.named_parameters() if parameter.grad is None or not parameter.grad.any()
-    ]
+    still = [name for name, parameter in surrogate.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert still == []  # every part of the attention is trained
 
 
@@ -278,8 +276,7 @@ def test_the_slots_of_the_tied_attention_are_those_of_all_rounds_and_their_gradi
     torch.testing.assert_close(found, expected)
     weights = list(module.parameters())
     pulls = (
-        torch.autograd.grad(each.square().sum(), weights, allow_unused=True, retain_graph=True)
-        for each in (found, expected)
+        torch.autograd.grad(each.square().sum(), weights, allow_unused=True, retain_graph=True) for each in (found, expected)
     )
     torch.testing.assert_close(*pulls)
 

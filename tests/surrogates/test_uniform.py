@@ -29,9 +29,7 @@ def test_the_loss_is_that_of_a_loop_over_classes_and_dimensions(
         if len(rows) > 1:
             terms = [max(0.0, log(v + offset) - log(tau)) for v in rows.var(0)]
             expected += len(rows) / b * sum(terms) / d
-    assert surrogate(torch.from_numpy(z), torch.from_numpy(y)).loss.item() == pytest.approx(
-        expected, rel=1e-9, abs=1e-12
-    )
+    assert surrogate(torch.from_numpy(z), torch.from_numpy(y)).loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_the_threshold_follows_the_noise_and_has_a_floor() -> None:

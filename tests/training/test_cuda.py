@@ -77,9 +77,7 @@ def after_steps(config: Config, capture: bool, compiled: bool = False) -> dict[s
 
 def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("surrogate", SURROGATES.names())

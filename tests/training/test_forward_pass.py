@@ -68,9 +68,7 @@ def test_a_pass_leaves_the_model_and_its_mode_as_they_were(training: bool) -> No
 def test_the_channel_is_on_for_the_prediction_and_off_for_the_features() -> None:
     model, images = setting()
     loud = Channel([defences.build("gaussian", sigma=100.0)])
-    plain, noisy, again = (
-        run_pass(model, c, images, torch.Generator().manual_seed(0)) for c in (Channel(), loud, loud)
-    )
+    plain, noisy, again = (run_pass(model, c, images, torch.Generator().manual_seed(0)) for c in (Channel(), loud, loud))
     torch.testing.assert_close(noisy.z, plain.z)
     assert noisy.loss > 2 * plain.loss
     assert noisy.loss == again.loss
@@ -96,9 +94,7 @@ def test_the_bits_are_the_smallest_bound_that_holds_for_what_is_sent(size: int) 
     expected = rate_bits(clipped, images.labels, 4, private.noise_std)
     assert bits(private) == pytest.approx(expected)
     assert expected < 0.1 * rate_bits(z, images.labels, 4, private.noise_std)  # what is clipped away is not sent
-    assert bits(noise(1e-4), private) == pytest.approx(
-        expected, rel=1e-2
-    )  # the later noise bounds better, or the earlier
+    assert bits(noise(1e-4), private) == pytest.approx(expected, rel=1e-2)  # the later noise bounds better, or the earlier
     assert bits(private, defences.build("quantise"), noise(1e-4)) == pytest.approx(expected)
     assert bits(private, noise(5.0)) < expected
 

@@ -19,9 +19,7 @@ def test_a_surrogate_that_is_well_or_says_nothing_trips_no_alarm() -> None:
     assert warnings_of({"epoch": 0}, "gated", 128) == {}  # warm-up
 
 
-@pytest.mark.parametrize(
-    ("key", "bound"), [("cem_collapsed", 0.5), ("cem_fallback", 0.5), ("cem_overflow", 0.01 * 128)]
-)
+@pytest.mark.parametrize(("key", "bound"), [("cem_collapsed", 0.5), ("cem_fallback", 0.5), ("cem_overflow", 0.01 * 128)])
 def test_an_alarm_trips_above_its_bound_and_not_on_it(key: str, bound: float) -> None:
     kind = key.removeprefix("cem_")
     assert warnings_of(WELL | {key: bound}, "gated", 128) == {}

@@ -172,9 +172,7 @@ def test_best_weights_come_only_from_epochs_at_full_strength(
         assert saved[1]["best"] == [0.9, 0.8, 0.5, 0.6][best]
 
 
-def test_of_two_equally_good_epochs_the_first_is_kept(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_two_equally_good_epochs_the_first_is_kept(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     accuracies(monkeypatch, [0.5, 0.7, 0.7])
     train_run(tmp_path, parse([*small, "--cem.surrogate", "none"]))
     assert best_epoch(tmp_path) == 1
@@ -362,9 +360,7 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("compiler")
-def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen, compiling = [], Surrogate.compile
     monkeypatch.setattr(Surrogate, "compile", lambda self, **how: seen.append(self) or compiling(self, **how))
     flags = [*small, "--cem.surrogate", "gated", "--cem.warmup", "0", "--train.epochs", "1"]
@@ -376,9 +372,7 @@ def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
     torch.testing.assert_close(compiled.load_weights(), plain.load_weights(), rtol=1e-3, atol=1e-4)
 
 
-def test_without_a_compiler_it_is_said_before_the_first_step(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_compiler_it_is_said_before_the_first_step(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def nothing(*args: Any) -> None:
         raise RuntimeError("no compiler")
 

@@ -132,9 +132,7 @@ class InverseAttack(Attack[I]):
         super().__init__(config, seed)
         self.requires = ThreatModel(cloud_weights=config.logits, observations=config.repeats)
 
-    def network(
-        self, access: Access, blocks: int, width: int, prototypes: tuple[Tensor, Tensor] | None = None
-    ) -> Inverse:
+    def network(self, access: Access, blocks: int, width: int, prototypes: tuple[Tensor, Tensor] | None = None) -> Inverse:
         """A network with the inputs that the options ask for and random weights; the caller sets the seed."""
         return Inverse(
             access.z_shape, access.x_shape, blocks, width, kept=loses_entries(access.hints), mask=self.config.mask,
@@ -154,9 +152,7 @@ class InverseAttack(Attack[I]):
         images, out = held_out(access.auxiliary, min(most, len(access.auxiliary) // every))
         return replace(access, auxiliary=images), out
 
-    def watch(
-        self, access: Access, net: Inverse, out: DeviceImages, error: Callable[[Tensor, Tensor], Tensor]
-    ) -> Watch:
+    def watch(self, access: Access, net: Inverse, out: DeviceImages, error: Callable[[Tensor, Tensor], Tensor]) -> Watch:
         """Watches the network's error on the held-out images; each of these is sent only once, for all epochs."""
         x = out.take(slice(None))
         asked = self.ask(access, x)

@@ -79,9 +79,7 @@ def distance(edge: nn.Module, x: Tensor, z: Tensor, tv: float, l2: float) -> Ten
     return miss + tv * total_variation(x) + l2 * x.square().mean((1, 2, 3))
 
 
-def image_by_descent(
-    edge: nn.Module, z: Tensor, x_shape: tuple[int, ...], steps: int, lr: float, tv: float, l2: float
-) -> Tensor:
+def image_by_descent(edge: nn.Module, z: Tensor, x_shape: tuple[int, ...], steps: int, lr: float, tv: float, l2: float) -> Tensor:
     """argmin of `distance` for each z [b, *z_shape], from grey; `edge` must be in eval mode: no image sees another."""
     start = torch.full((len(z), *x_shape), 0.5, device=z.device)
     # He et al.'s eps of 1e-3 is above the gradients of a mean over a large z, and would hold the images where they began.

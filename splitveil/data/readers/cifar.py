@@ -117,9 +117,7 @@ def read_names(file: Path, edition: Edition, pickled: bool) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def read_part(
-    folder: Path, files: tuple[str, ...], classes: tuple[str, ...], edition: Edition, pickled: bool
-) -> ImageSet:
+def read_part(folder: Path, files: tuple[str, ...], classes: tuple[str, ...], edition: Edition, pickled: bool) -> ImageSet:
     batches = [(read_python if pickled else read_binary)(folder / file, edition) for file in files]
     checked = [class_labels(labels, edition.classes, folder / file) for (_, labels), file in zip(batches, files)]
     images = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)

@@ -37,10 +37,7 @@ def probed(runs: list[Shown]) -> list[tuple[Shown, list[tuple[str, str, dict[str
 
 def people(runs: list[Shown]) -> list[tuple[Shown, dict[str, AttackResult]]]:
     """(run, its attacks) where somebody is on the images."""
-    found = [
-        (run, {name: row for name, row in run.summary.attacks.items() if row.identity_cosine is not None})
-        for run in runs
-    ]
+    found = [(run, {name: row for name, row in run.summary.attacks.items() if row.identity_cosine is not None}) for run in runs]
     return [(run, attacks) for run, attacks in found if attacks]
 
 

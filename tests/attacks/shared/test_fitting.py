@@ -61,9 +61,7 @@ def test_the_held_out_tenth_has_every_class_though_the_images_lie_class_by_class
     assert len(judges.labels.unique()) > 5
     assert torch.equal(which_out(50, 500, CPU), which_out(50, 500, CPU))
     both = torch.cat([kept.images, judges.images]).flatten(1)
-    assert len(both.unique(dim=0)) == len(
-        images.images.flatten(1).unique(dim=0)
-    )  # no image is in both, and none is lost
+    assert len(both.unique(dim=0)) == len(images.images.flatten(1).unique(dim=0))  # no image is in both, and none is lost
 
 
 def test_the_weights_of_the_epoch_with_the_least_error_are_put_back() -> None:

@@ -9,9 +9,7 @@ from splitveil.surrogates.shared.groups import capacity_for, flat_variances, gro
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), b=st.integers(1, 40), classes=st.integers(1, 60), capacity=st.integers(1, 40))
-def test_the_groups_are_those_of_a_loop_and_what_does_not_fit_is_counted(
-    seed: int, b: int, classes: int, capacity: int
-) -> None:
+def test_the_groups_are_those_of_a_loop_and_what_does_not_fit_is_counted(seed: int, b: int, classes: int, capacity: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     z, y = torch.randn(b, 3, generator=generator), torch.randint(0, classes, (b,), generator=generator)
     groups = group(z, y, classes, capacity)
@@ -33,9 +31,7 @@ def test_the_groups_are_those_of_a_loop_and_what_does_not_fit_is_counted(
 def test_a_class_has_room_for_what_a_balanced_batch_nearly_always_holds() -> None:
     generator = torch.Generator().manual_seed(0)
     for b, classes in [(128, 10), (512, 10), (128, 100), (512, 100), (128, 1000)]:
-        most = max(
-            torch.bincount(torch.randint(0, classes, (b,), generator=generator)).max().item() for _ in range(500)
-        )
+        most = max(torch.bincount(torch.randint(0, classes, (b,), generator=generator)).max().item() for _ in range(500))
         assert most <= capacity_for(b, 1 / classes) <= b
 
 
