@@ -16,7 +16,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partialmethod
 from typing import Any, TypeVar
 
 from splitveil.options import UserError, check_options
@@ -86,7 +85,12 @@ class Registry:
         def add(build: T) -> T:
             if name in self._entries:
                 raise ValueError(f"two {self.kind}s are called {name!r}")
-            check = partialmethod(check_options, where=f"{self.kind} {name!r}: ")
+            further = getattr(config, "__post_init__", lambda config: None)  # checks over several options, if it has any
+
+            def check(config: Any) -> None:
+                check_options(config, f"{self.kind} {name!r}: ")
+                further(config)
+
             own = {"__doc__": config.__doc__, "__module__": config.__module__, "method": name, "__post_init__": check}
             named = dataclass(frozen=True)(type(f"{name}_config", (config,), own))
             setattr(sys.modules[config.__module__], named.__name__, named)  # where pickle looks for it

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from splitveil.options import option
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
 
 EVERY = [SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS]
@@ -122,3 +123,23 @@ def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are() -> No
 def test_the_foundations_do_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_checks_over_several_options_that_a_config_has_of_its_own_are_kept() -> None:
+    @dataclass(frozen=True)
+    class Range:
+        low: float = option(0.0, at_least=0)
+        high: float = 1.0
+
+        def __post_init__(self) -> None:
+            if self.low >= self.high:
+                raise UserError("low must be below high")
+
+    ranges = Registry("range", "none")
+    ranges._discovered = True
+    ranges.register("range", Range)(lambda low, high: high - low)
+    assert ranges["range"].make(high=3.0) == 3.0
+    with pytest.raises(UserError, match="low must be below high"):
+        ranges["range"].make(low=2.0)
+    with pytest.raises(UserError, match=r"range 'range': low is -1\.0, must be at least 0"):
+        ranges["range"].make(low=-1.0)

@@ -65,6 +65,10 @@ def test_what_cannot_be_judged_is_a_mistake_and_not_a_pass(run: Path, tmp_path: 
     (run / "weights" / "last.safetensors").write_bytes(b"trained further")
     with pytest.raises(UserError, match="other weights than were measured"):
         assert_leakage(run)
+    (tmp_path / "several").mkdir()
+    (tmp_path / "several" / "summary.json").write_text("[]")
+    with pytest.raises(UserError, match="is of several runs; name the folder of one of them"):
+        assert_leakage(tmp_path / "several")
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -52,7 +52,7 @@ def each_of(command: str, axes: list[str], arguments: list[str]) -> list[Config]
         values.append([(name, word) for word in words.split(",")])
     configs = []
     for chosen in product(*values):
-        flags = [word for name, value in chosen for word in (f"--{name}", value)]
+        flags = [f"--{name}={value}" for name, value in chosen]
         config = parse([*arguments, *flags], command=command)
         label = "".join(f"-{name.rpartition('.')[2]}{value}" for name, value in chosen)
         configs.append(replace(config, name=config.name + label))
@@ -74,7 +74,7 @@ def run_command(arguments: list[str]) -> None:
     from splitveil.report import check_packages, write_report
 
     own, rest = take_flags(COMMANDS["run"].flags, arguments)
-    root, attacks = Path(own["--runs"]), chosen_suite(own["--suite"], rest)
+    root, attacks = Path(own["--runs"]), chosen_suite(own["--suite"], [*rest, *(f"--{axis}" for axis in own["--each"])])
     configs = each_of("run", own["--each"], rest)
     if attacks is not None:
         configs = [replace(config, attacks=attacks) for config in configs]

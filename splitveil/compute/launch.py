@@ -8,6 +8,7 @@ steps of a call, so that every launch is the same graph. Elsewhere a launch is o
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import ceil
 
 import torch
@@ -49,7 +50,8 @@ class Repeated:
         """Steps of a launch."""
         self.launches = count // self.many
         """Launches of a call."""
-        self.launch = Captured(lambda: steps(self.many), device, generators, why_not, ceil(WARMUP / self.many))
+        # A partial and no lambda over self: a cycle would keep the graph and its memory until the collector runs.
+        self.launch = Captured(partial(steps, self.many), device, generators, why_not, ceil(WARMUP / self.many))
 
     def __call__(self, after: Callable[[int], None] = lambda many: None) -> None:
         """All steps of a call; `after` hears of each launch how many steps it started."""

@@ -262,6 +262,8 @@ def attack_record(table: dict[str, Any], where: str) -> AttackRecord:
 
 def from_json(kind: type[T], table: dict[str, Any], where: str) -> T:
     """A Summary or an AttackRecord from its table of any schema up to ours; `where` begins the error message."""
+    if not isinstance(table, dict):
+        raise UserError(f"{where} is of several runs; name the folder of one of them")
     schema = table.get("schema")
     if schema not in range(1, SCHEMA + 1):
         raise UserError(f"{where} has schema {schema}, this splitveil reads 1 to {SCHEMA}; evaluate the run again")

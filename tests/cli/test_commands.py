@@ -178,6 +178,7 @@ def test_list_names_everything_with_a_line_each(splitveil: Cli):
     ("attack nosuch --suite quik", ["unknown suite 'quik'; did you mean 'quick'?"]),
     ("attack nosuch --suite quick --attacks ridge", ["--suite quick is a fixed list; leave --attacks out"]),
     ("run --suite quick --attacks.0.label x", ["--suite quick is a fixed list; leave --attacks.0.label out"]),
+    ("run --suite quick --each attacks.0.epochs=1,2", ["--suite quick is a fixed list; leave --attacks.0.epochs=1,2 out"]),
     ("evaluate nosuch --fail-if ssim", ["--fail-if is 'ssim', must be one of ssim, mse"]),
     ("data", ["data needs check or prepare, then a name"]),
     ("data chekc fashion", ["data needs check or prepare"]),

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -60,3 +62,15 @@ def test_after_hears_of_every_step_once() -> None:
     done: list[int] = []
     Repeated(one_by_one(lambda: None), 6, torch.device("cpu"))(done.append)
     assert done == [1] * 6
+
+
+def test_nothing_keeps_it_alive_but_its_owner() -> None:
+    """A reference cycle would hold a CUDA graph, and its memory, until the garbage collector runs."""
+    repeated = Repeated(one_by_one(lambda: None), 6, torch.device("cpu"))
+    launch = weakref.ref(repeated.launch)
+    gc.disable()
+    try:
+        del repeated
+        assert launch() is None
+    finally:
+        gc.enable()
