@@ -9,8 +9,8 @@ A link to a plain file is one: data sets are often linked. This file imports nei
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from splitveil.options import UserError
 
@@ -24,7 +24,7 @@ FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) 
 KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
 
 
-def open_file(path: str | Path, most: int | None = None) -> BinaryIO:
+def open_file(path: str | Path, most: int | None = None) -> BufferedReader:
     """A stream of the file's bytes. What was opened is checked, and not its name, which may be another's a moment later."""
     try:
         descriptor = os.open(path, FLAGS)

@@ -7,8 +7,8 @@ import gzip
 import math
 import zlib
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def read_idx(file: Path) -> np.ndarray:
             raise UserError(f"{file} cannot be read ({error}); fetch it again") from error
 
 
-def read_values(stream: BinaryIO | gzip.GzipFile, file: Path) -> np.ndarray:
+def read_values(stream: BufferedIOBase, file: Path) -> np.ndarray:
     """The header and then the values of an unpacked stream; `file` is for messages."""
     start = stream.read(4)
     if len(start) < 4 or start[:3] != b"\0\0\x08":
