@@ -22,6 +22,7 @@ from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
 from splitveil.options import check_options, option
+from splitveil.read_file import read_bytes
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
 
 
@@ -35,6 +36,8 @@ def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:
 
 LISTS = {"defences": DEFENCES, "attacks": ATTACKS}
 SINGLES = {"data": DATASETS, "model": MODELS}
+LONGEST_RECIPE = 2**20
+"""Bytes; ours have at most 2,000."""
 
 
 @dataclass(frozen=True)
@@ -220,11 +223,14 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table in a recipe."""
+    if not Path(path).exists():
+        raise UserError(f"no recipe at {path}; recipes/ holds ours, runs/NAME/config.toml that of a run")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no recipe at {path}; recipes/ holds ours, runs/NAME/config.toml that of a run") from None
-    except (OSError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_bytes(path, LONGEST_RECIPE).decode("utf-8"))
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid TOML: its tables or lists are nested too deep") from None
