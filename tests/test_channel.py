@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.noise import AHEAD
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
@@ -35,6 +37,12 @@ class Scale(Defence):
     @property
     def attack_hints(self) -> AttackHints:
         return AttackHints(side_information={"factor": self.factor})
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., Channel]]:
+    yield lambda *stack: Channel(stack).serve()
+    AHEAD.stop()
 
 
 def model() -> SplitModel:
@@ -208,3 +216,35 @@ def test_every_defence_reports_in_its_place() -> None:
     plain, private = Channel([noise(0.3), defences.build("local_dp")]).reports()
     assert plain == {}
     assert private["mechanism"] == "gaussian"
+
+
+class Reckless(Defence):
+    """Draws from torch's own generator, whatever it is given."""
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return z + torch.randn_like(z)
+
+
+def test_in_service_a_generator_is_refused_in_one_line(served: Callable[..., Channel]) -> None:
+    channel, z = served(noise(0.3)), torch.zeros(3, 4)
+    assert channel.in_service
+    for send in (channel.send, channel.walk):
+        with pytest.raises(UserError, match=r"is in service and was given a generator.*send without one") as caught:
+            send(z, z, torch.Generator())
+        assert "\n" not in str(caught.value)
+    assert not torch.equal(channel.send(z, z), channel.send(z, z))
+
+
+def test_in_service_nothing_is_sent_of_a_defence_that_draws_from_torchs_own_generator(served: Callable[..., Channel]) -> None:
+    z = torch.zeros(3, 4)
+    Channel([Reckless()]).send(z, z)  # its own business
+    with pytest.raises(UserError, match=r"draws by randn_like of torch in service.*draw by splitveil.noise"):
+        served(Reckless()).send(z, z)
+
+
+def test_outside_of_service_noise_without_a_generator_does_not_follow_torchs_seed() -> None:
+    channel, z, sent = Channel([noise(0.3)]), torch.zeros(3, 4), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        sent.append(channel.send(z, z))
+    assert not torch.equal(*sent)

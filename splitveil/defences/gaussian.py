@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
+from splitveil.noise import normal
 from splitveil.options import option
 from splitveil.registry import DEFENCES
 
@@ -24,7 +25,7 @@ class Config:
 
 
 def add_noise(z: Tensor, sigma: float, generator: torch.Generator | None) -> Tensor:
-    return z + sigma * torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
+    return z + sigma * normal(z, generator)
 
 
 @DEFENCES.register("gaussian", Config)

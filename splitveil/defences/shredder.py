@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.defences.local_dp import add_laplace
+from splitveil.noise import below
 from splitveil.options import option
 from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
@@ -50,7 +51,7 @@ def laplace(shape: tuple[int, ...], std: float) -> Tensor:
 
 def add_one_of(z: Tensor, library: Tensor, generator: torch.Generator | None) -> Tensor:
     """Each image gets one of the K tensors, at random."""
-    k = torch.randint(len(library), (len(z),), generator=generator, device=z.device)
+    k = below(len(library), len(z), z.device, generator)
     return z + library[k].to(z.dtype)
 
 
