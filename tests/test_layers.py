@@ -8,7 +8,7 @@ import pytest
 import splitveil
 
 ORDER = """
-    options registry own_code rng progress statistics compute data split_model cut_by_fx metrics models defences channel
+    options progress registry own_code rng statistics compute data split_model cut_by_fx metrics models defences channel
     surrogates cem_watch cem config runs training attacks evaluation report cli __main__ testing pytest_plugin
 """
 ROOMS = ORDER.split()

@@ -17,7 +17,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes modules into the current directory, which is not on sys.path, as for an installed `splitveil`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
-    before = set(sys.modules)
 
     def module(name: str, text: str) -> None:
         file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
@@ -25,7 +24,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         file.write_text(text)
 
     yield module  # type: ignore[misc]
-    for name in set(sys.modules) - before:
+    for name in [name for name in sys.modules if name.startswith("mine_")]:
         del sys.modules[name]
 
 
