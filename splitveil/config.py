@@ -5,7 +5,8 @@
     [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
     [cem.rate] form = "full"
 
-The registries turn names into methods and suggest a name for a misspelt one. `splitveil.cli.arguments` reads the flags.
+The registries turn names into methods and suggest a name for a misspelt one. `splitveil.cli.arguments` reads the flags. Under
+`imports` stand the modules of a user's own that methods come from; reading a config does not import them, see own_code.py.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
 from splitveil.options import check_options, option
+from splitveil.own_code import check_imported
 from splitveil.read_file import read_bytes
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
 
@@ -106,6 +108,7 @@ class Config:
 def from_dict(table: dict[str, Any]) -> Config:
     """Make a Config from nested tables as TOML gives them. An unknown key or a value of the wrong type is refused by its name."""
     table = dict(table)
+    check_imported(table.pop("imports", ()))
     fields: dict[str, Any] = {}
     for key, kind in {"data": dict, "model": dict, "cem": dict, "defences": list, "attacks": list}.items():
         if key in table and not isinstance(table[key], kind | str if key in SINGLES else kind):
@@ -195,7 +198,17 @@ def to_dict(config: Config) -> dict[str, Any]:
         cem["surrogate"] = type(config.cem.surrogate).method
         cem[cem["surrogate"]] = dataclasses.asdict(config.cem.surrogate)
     plain = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in table.items()}  # type: ignore[arg-type]
-    return plain | {"cem": cem}
+    imports = imports_of(config)
+    return plain | {"cem": cem} | ({"imports": imports} if imports else {})
+
+
+def imports_of(config: Config) -> list[str]:
+    """The modules of a user's own that the methods of a config come from."""
+    methods = [(DATASETS, config.data), (MODELS, config.model)]
+    methods += [(registry, item) for key, registry in LISTS.items() for item in getattr(config, key)]
+    methods += [(SURROGATES, config.cem.surrogate)] if config.cem.surrogate is not None else []
+    origins = [registry.of(method).origin for registry, method in methods]
+    return sorted({origin.module for origin in origins if origin is not None and origin.module != "__main__"})
 
 
 def _named(config: Any) -> dict[str, Any]:

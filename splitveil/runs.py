@@ -34,7 +34,7 @@ except ImportError:  # Windows has no such lock
     fcntl = None
 
 SCHEMA = 1
-LATER = {"name", "device", "attacks"}
+LATER = {"name", "device", "attacks", "imports"}
 """Settings that may change on an existing run: they do not change what was trained."""
 
 

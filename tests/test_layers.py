@@ -8,9 +8,9 @@ import pytest
 import splitveil
 
 ORDER = """
-    options read_file registry rng noise progress
+    options read_file progress registry own_code rng noise
     statistics compute data split_model cut_by_fx metrics models
-    defences channel surrogates cem
+    defences channel surrogates cem_watch cem
     config runs training attacks evaluation
     report cli __main__ testing pytest_plugin
 """

@@ -44,6 +44,11 @@ class Command:
     flags: tuple[Flag, ...] = ()
 
 
+IMPORT = Flag(
+    "--import", "MODULE",
+    "Import this module of yours first, so that its methods are known by name. May be given several times.", repeats=True,
+)  # fmt: skip
+"""A flag of every command."""
 RUNS = Flag("--runs", "DIR", "The folder in which run folders are made.", default="runs")
 EACH = Flag(
     "--each", "SETTING=A,B",
@@ -76,7 +81,7 @@ COMMANDS = {
     "attack": Command("attack trained runs", "RUN…", (ATTACKS, SUITE)),
     "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF,)),
     "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
-    "list": Command("show every surrogate, defence, attack, model and data set"),
+    "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
     "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),
 }
@@ -132,7 +137,7 @@ def usage() -> str:
 def command_help(command: str, flags: Iterable[Flag] = (), groups: dict[str, list[Row]] | None = None) -> str:
     """What `splitveil COMMAND --help` prints; `groups` are tables of further flags, by title."""
     told = COMMANDS[command]
-    rows = [flag.row for flag in (*told.flags, *flags)]
+    rows = [flag.row for flag in (*told.flags, *flags, IMPORT)]
     operands = f" {told.operands}" if told.operands else ""
     lines = [f"usage: splitveil {command}{operands}{' [flags]' if rows or groups else ''}", ""]
     lines += wrap(f"{told.about[0].upper()}{told.about[1:]}.", columns())

@@ -17,7 +17,7 @@ from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.fail_if import broken, parse_condition
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
-from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
+from splitveil.registry import DATASETS, EVERY, UserError, unknown
 from splitveil.report.terminal import print_table
 from splitveil.runs import Run, read_json
 from splitveil.training.build import build_splits
@@ -160,11 +160,20 @@ def bench_command(arguments: list[str]) -> None:
 
 
 def list_command(arguments: list[str]) -> None:
-    read_flags("list", (), arguments)
-    for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
-        print(f"{registry.kind}s")
-        for name in registry.names():
-            print(f"  {name:<19}{registry[name].summary}")
+    """All methods, or those of the kinds (attacks) and names (ridge) that are given."""
+    _, wanted = read_flags("list", (), arguments)
+    kinds = {f"{registry.kind}s": registry for registry in EVERY}
+    names = {name for registry in EVERY for name in registry.names()}
+    for word in wanted:
+        if word not in kinds and word not in names:
+            raise unknown("kind or name", word, {*kinds, *names})
+    for kind, registry in kinds.items():
+        shown = [name for name in registry.names() if not wanted or kind in wanted or name in wanted]
+        if shown:
+            print(kind)
+        for name in shown:
+            entry = registry[name]
+            print(f"  {name:<19}{entry.summary}{f' [{entry.origin}]' if entry.origin else ''}")
 
 
 def data_command(arguments: list[str]) -> None:

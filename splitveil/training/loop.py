@@ -145,7 +145,7 @@ class Training(Stepper):
             self.pipeline, self.optimizer = assemble(self.parts, config, self.world)
         set_lr(self.optimizer, self.lr)
         if cem is not None:
-            cem.schedule(epoch, self.lr)
+            cem.schedule(epoch, self.lr, config.epochs)
             if wants_refresh(cem, epoch):
                 self.refresh(epoch)
         self.noise.manual_seed(seed_of(seed, "noise", epoch, self.rank))

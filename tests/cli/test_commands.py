@@ -135,6 +135,12 @@ def test_list_names_everything_with_a_line_each(splitveil: Cli):
             assert any(re.fullmatch(rf"  {name} +\S.*", line) for line in lines), name
 
 
+def test_list_shows_the_kinds_and_names_that_it_is_asked_for(splitveil: Cli):
+    lines = splitveil("list", "surrogates", "ridge").out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["surrogates", "attacks"]
+    assert [line.split()[0] for line in lines if line.startswith(" ")] == [*SURROGATES.names(), "ridge"]
+
+
 @pytest.mark.parametrize(("arguments", "parts"), [
     ("trian", ["unknown command 'trian'; did you mean 'train'?"]),
     ("train --cem.surrogate raet", ["unknown surrogate 'raet'; did you mean 'rate'?"]),
@@ -159,7 +165,11 @@ def test_list_names_everything_with_a_line_each(splitveil: Cli):
     ("train --runs", ["--runs needs a value: DIR"]),
     ("train --run x", ["unknown flag '--run'; did you mean '--runs'?"]),
     ("train --runs x --runs y", ["--runs is there twice"]),
-    ("list surrogates", ["list: unexpected argument 'surrogates'"]),
+    ("list surogates", ["unknown kind or name 'surogates'; did you mean 'surrogates'?"]),
+    ("list ridge rigde", ["unknown kind or name 'rigde'; did you mean 'ridge'?"]),
+    ("list --import nosuch", ["there is no module 'nosuch'"]),
+    ("attack nosuch --import", ["--import needs a value: MODULE"]),
+    ("train --imprt x", ["unknown flag '--imprt'; did you mean '--import'?"]),
     ("list --all", ["list has no flags"]),
     ("bench --quick=3 --device cpu", ["--quick=3 has a value, but --quick takes none"]),
     ("train --each seed", ["--each is 'seed', must be a setting and its values, such as seed=0,1,2"]),
