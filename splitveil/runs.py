@@ -114,13 +114,17 @@ def git_commit() -> str | None:
         return None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """The software and hardware that made the numbers. It holds no host name, user, path or environment variable."""
+def measuring() -> dict[str, Any]:
+    """The splitveil that is running."""
     from splitveil import __version__
 
+    return {"splitveil": __version__, "commit": git_commit()}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The software and hardware that made the numbers. It holds no host name, user, path or environment variable."""
     return {
-        "splitveil": __version__,
-        "commit": git_commit(),
+        **measuring(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",

@@ -55,11 +55,24 @@ EACH = Flag(
     "Train one run for every value, side by side. With several --each, one for every combination.", repeats=True,
 )  # fmt: skip
 SUITE = Flag("--suite", "NAME", "Attack with a fixed list: quick, standard or plus. The run remembers it.")
-ATTACKS = Flag("--attacks", "A,B", "Attack with these instead of what the run's config says. The run remembers them.")
+ATTACKS = Flag(
+    "--attacks", "A,B",
+    "Add these to the attacks of the run's config, which remembers them. Each may have options, by its place or by its name: "
+    "--attacks.0.epochs 100, --attacks.decoder.epochs 100. What was finished before counts as well.",
+)  # fmt: skip
+ONLY = Flag("--only", "", "Run just what --attacks names: what has not been run yet is taken off the run's list.")
 FAIL_IF = Flag(
     "--fail-if", "CONDITION",
     "Exit with 3 if it holds, such as 'ssim>0.5' or 'accuracy<0.8'. mse, ssim and psnr are of the worst case over attacks; "
     "accuracy and bits are of the run. May be given several times.", repeats=True,
+)  # fmt: skip
+HELD_TO = Flag(
+    "--suite", "NAME", "Hold the run to this suite: conditions fail unless all of it was run. Default is the largest begun in it."
+)
+ACCEPT_FLAG = Flag(
+    "--accept-flag", "FLAG",
+    "Judge conditions although this flag makes their numbers worthless, such as attack-not-converged. May be repeated.",
+    repeats=True,
 )  # fmt: skip
 OUT = Flag("--out", "FILE", "Where the report is written, if not to report.html in the first of the folders.")
 NAMES = (
@@ -78,8 +91,8 @@ COMMANDS = {
     ),
     "run": Command("train, attack, evaluate and report", "[RECIPE.toml …]", (RUNS, EACH, SUITE)),
     "train": Command("train a split model; the same command resumes it", "[RECIPE.toml …]", (RUNS, EACH)),
-    "attack": Command("attack trained runs", "RUN…", (ATTACKS, SUITE)),
-    "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF,)),
+    "attack": Command("attack trained runs", "RUN…", (ATTACKS, ONLY, SUITE)),
+    "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF, HELD_TO, ACCEPT_FLAG)),
     "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
     "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),

@@ -6,17 +6,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from splitveil.attacks import label_of
-from splitveil.cli.arguments import choose, parse
+from splitveil.cli.arguments import parse
+from splitveil.cli.chosen_attacks import named_attacks, operands_and_options, with_added
 from splitveil.cli.command_flags import COMMANDS, HELP, command_help, read_flags, take_flags
 from splitveil.compute.pick_device import pick_device
-from splitveil.config import Config, from_dict, to_dict
+from splitveil.config import Config
 from splitveil.data.splits import Splits
+from splitveil.evaluation.begun import begin, begin_suite_of
 from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.fail_if import broken, parse_condition
-from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.fail_if import parse_condition
+from splitveil.evaluation.flags import flags_named
+from splitveil.evaluation.gate import refusals
+from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
+from splitveil.evaluation.which_attacks_count import Incomplete, standing
 from splitveil.registry import DATASETS, EVERY, UserError, unknown
 from splitveil.report.terminal import print_table
 from splitveil.runs import Run, read_json
@@ -98,34 +102,52 @@ def chosen_suite(name: str, others: list[str]) -> tuple[Any, ...] | None:
 
 
 def attack_command(arguments: list[str]) -> None:
-    """Attack trained runs; `--attacks a,b` or `--suite` replaces the attacks of the run's config, also for later commands."""
-    own, operands = read_flags("attack", COMMANDS["attack"].flags, arguments)
-    names = own["--attacks"]
-    attacks = chosen_suite(own["--suite"], ["--attacks"] if names else [])
+    """Attack trained runs with all that they remember; with what `--attacks` adds to their list, or with a suite in its place."""
+    own, words = take_flags(COMMANDS["attack"].flags, arguments)
+    operands, options = operands_and_options(words)
+    read_flags("attack", COMMANDS["attack"].flags, operands)  # refuses flags that it does not know
+    name, names, only = own["--suite"], own["--attacks"], own["--only"]
+    attacks = chosen_suite(name, [*(["--attacks"] if names else []), *options])
+    if only and not names:
+        raise UserError("--only says that no other attacks are to be run than --attacks names; name some")
     for folder in run_folders("attack", operands):
-        run = trained_run(folder)
-        if attacks is not None:
-            run = Run.create(folder, replace(run.config, attacks=attacks))
-        if names:
-            table = to_dict(run.config)
-            choose(table, "attacks", names)
-            run = Run.create(folder, from_dict(table))
-        skipped = attack_run(run, checked_splits(run), pick_device(run.config.device))
-        labels = [label for attack in run.config.attacks if (label := label_of(attack)) not in skipped]
+        run, place = trained_run(folder), folder / "attacks"
+        begin_suite_of(place, run.config.attacks)
+        if name:
+            begin(place, name)
+        elif names or options:
+            named = named_attacks(run.config, names, options)
+            config = replace(run.config, attacks=named) if only else with_added(run.config, named)
+            build_attacks(config)  # a mistake must be told before the run remembers it
+            run = Run.create(folder, config)
+            attacks = config.attacks
+        skipped = attack_run(run, checked_splits(run), pick_device(run.config.device), attacks)
+        done = standing(run, trained_weights(run), attacks).done
         told = f"; skipped {', '.join(skipped)}" if skipped else ""
-        print(f"{folder}: attacked by {', '.join(labels)}{told}")
+        print(f"{folder}: attacked by {', '.join(done)}{told}")
 
 
 def evaluate_command(arguments: list[str]) -> None:
-    """Measure attacked runs; exit code 3, with a line for each, if a condition of `--fail-if` holds."""
+    """Measure attacked runs; exit code 3, with the reasons, if a condition of `--fail-if` holds or cannot be judged."""
     own, operands = read_flags("evaluate", COMMANDS["evaluate"].flags, arguments)
     conditions = [parse_condition(text) for text in own["--fail-if"]]
-    summaries = []
+    accepted, suite_name = flags_named(own["--accept-flag"]), own["--suite"]
+    chosen_suite(suite_name, [])  # a name that is none is told before anything is measured
+    summaries, lines = [], []
     for folder in run_folders("evaluate", operands):
         run = trained_run(folder)
-        summaries.append(evaluate_run(run, checked_splits(run), pick_device(run.config.device)))
-    print_table(summaries)
-    if lines := [line for summary in summaries for line in broken(summary, conditions)]:
+        try:
+            summary = evaluate_run(run, checked_splits(run), pick_device(run.config.device), suite_name)
+        except Incomplete as error:
+            if not conditions:
+                raise
+            lines.append(f"{run.config.name}: {error}")
+            continue
+        summaries.append(summary)
+        lines += refusals(folder, summary, conditions, accepted, suite_name)
+    if summaries:
+        print_table(summaries)
+    if lines:
         print(*lines, sep="\n", file=sys.stderr)
         sys.exit(3)
 

@@ -20,9 +20,9 @@ from splitveil.rng import seed_of
 
 def build_attacks(config: Config) -> list[Attack]:
     """The attacks of a config, in its order."""
-    names = [label_of(attack) for attack in config.attacks]
-    for name in names:
-        if names.count(name) > 1:
+    for attack in config.attacks:
+        name = label_of(attack)
+        if config.attacks.count(attack) > 1:
             raise UserError(f"attacks: {name} is there twice; give one of them a label of its own, such as {name}-2")
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
             raise UserError(f"attacks: label is {name!r}, must be of letters, digits and _ . + -: it names a folder")

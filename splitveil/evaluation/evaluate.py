@@ -13,13 +13,14 @@ from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
 from splitveil.defences import Batch, Defence
 from splitveil.evaluation.attack_folder import read_attack, read_rows
+from splitveil.evaluation.begun import begin_suite_of
 from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
 from splitveil.evaluation.flags import Evidence, raised
+from splitveil.evaluation.gate import held
 from splitveil.evaluation.judges import attributes, why_no_classes
 from splitveil.evaluation.run_attacks import load_parts, trained_weights
 from splitveil.evaluation.score import on_the_wire
-from splitveil.evaluation.suites import suite_of
 from splitveil.evaluation.summary import AttackResult, Part, Probes, Summary, write_summary
 from splitveil.evaluation.which_attacks_count import counted
 from splitveil.evaluation.worst_case import worst_case
@@ -29,19 +30,20 @@ from splitveil.metrics.cost import cost
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.metrics.lpips import lpips_or_why
 from splitveil.rng import stream
-from splitveil.runs import Run, read_json
+from splitveil.runs import Run, measuring, read_json
 from splitveil.training.build import Parts
 from splitveil.training.forward_pass import run_pass
 from splitveil.training.health import loss_share
 
 
-def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
-    """Write and return the summary of a trained and attacked run."""
+def evaluate_run(run: Run, splits: Splits, device: torch.device, suite: str = "") -> Summary:
+    """Write and return the summary of a trained and attacked run, held to a suite by name, else to the largest begun in it."""
     config, seed = run.config, run.config.seed
     parts = load_parts(run, splits, device)
     test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
     weights = trained_weights(run)
-    done, skipped, _ = counted(run, weights)
+    done, skipped, _ = counted(run, weights, suite)
+    begin_suite_of(run.folder / "attacks", config.attacks)
     ceiling = ceiling_mse(auxiliary, test)
     attacks = {name: read_attack(folder, ceiling) for name, folder in done.items()}
     generator = stream(device, seed, "evaluation")
@@ -61,7 +63,6 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
         sigma=parts.channel.noise_std,
         bits=outcome.bits(test.labels, test.classes),
         attacks=attacks,
-        suite=suite_of(config.attacks),
         skipped=skipped,
         worst_case=worst_case({name: read_rows(folder) for name, folder in done.items()}, seed),
         no_lpips=lpips_or_why()[1] or None,
@@ -81,9 +82,12 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
         z_shape=tuple(parts.model.z_shape),
         config_sha256=run.config_sha256,
         weights_sha256=weights,
+        finite_weights=all(bool(values.isfinite().all()) for values in parts.model.state_dict().values()),
         splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
         environment=read_json(run.folder / "environment.json"),
+        measured_by=measuring(),
     )
+    summary = held(summary, run.folder, suite)
     summary = replace(summary, flags=raised(evidence_of(summary, run, parts, test)))
     write_summary(run.folder, summary)
     return summary

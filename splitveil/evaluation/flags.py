@@ -4,13 +4,14 @@ A flag is one function below its texts (raised if / why it matters / what to do)
 for every place where it is raised. docs/flags.md is `table()`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import isfinite
 from typing import Any
 
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
+from splitveil.registry import unknown
 from splitveil.training.health import COLLAPSED
 
 
@@ -65,6 +66,15 @@ def flag(name: str, *, raised_if: str, why: str, do: str) -> Callable[[Check], C
     return add
 
 
+def flags_named(names: Iterable[str]) -> set[str]:
+    """The flags of these names, or of this one name; refused if there is no such flag."""
+    named = {names} if isinstance(names, str) else set(names)
+    for name in named:
+        if name not in FLAGS:
+            raise unknown("flag", name, FLAGS)
+    return named
+
+
 def raised(evidence: Evidence) -> tuple[RaisedFlag, ...]:
     """The flags of one run, in the order of this file."""
     return tuple(RaisedFlag(name, detail) for name, flag in FLAGS.items() for detail in flag.check(evidence))
@@ -76,6 +86,10 @@ def table() -> str:
     return "\n".join(["| flag | raised if | why | do |", "|---|---|---|---|", *rows])
 
 
+BEATEN = 1.01
+"""An attack does worse than the mean image if its MSE is above this multiple of the mean image's."""
+
+
 @flag(
     "beaten-by-mean",
     raised_if="an attack does worse than the mean image (by more than 1 %)",
@@ -84,7 +98,7 @@ def table() -> str:
 )
 def beaten_by_mean(evidence: Evidence) -> Iterator[str]:
     for name, attack in evidence.attacks.items():
-        if not attack.mse <= 1.01 * evidence.ceiling_mse:  # written so that NaN, an attack that diverged, raises it too
+        if not attack.mse <= BEATEN * evidence.ceiling_mse:  # written so that NaN, an attack that diverged, raises it too
             yield f"{name}: MSE {attack.mse:.4f}, the mean image's is {evidence.ceiling_mse:.4f}"
 
 

@@ -7,24 +7,25 @@ measures its reconstructions, which_attacks_count.py says what is left to do, at
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitveil.attacks import Attack, label_of
+from splitveil.attacks import Attack
 from splitveil.attacks.threat import grant
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
-from splitveil.evaluation.attack_folder import attack_folder, options_of, weights_digest, write_attack, write_skipped
-from splitveil.evaluation.build_attacks import asked_images, build_attacks, check_classes, own_images
+from splitveil.evaluation.attack_folder import options_of, weights_digest, write_attack, write_skipped
+from splitveil.evaluation.begun import begin_suite_of
+from splitveil.evaluation.build_attacks import asked_images, build_attack, build_attacks, check_classes, own_images
 from splitveil.evaluation.judges import SHELF, Panel, attributes
 from splitveil.evaluation.score import on_the_wire, score
-from splitveil.evaluation.suites import suite_of
 from splitveil.evaluation.summary import AttackRecord
-from splitveil.evaluation.which_attacks_count import standing, why_not
+from splitveil.evaluation.which_attacks_count import Place, standing, why_not
 from splitveil.metrics import probes
 from splitveil.progress import console, steps_bar
 from splitveil.registry import UserError
@@ -49,15 +50,19 @@ class Victim:
     """The images that an attack may ask for."""
 
 
-def attack_run(run: Run, splits: Splits, device: torch.device) -> dict[str, str]:
-    """Run every attack of the config that has not been run on these weights yet; gives those skipped, with the reason."""
-    weights, suite = trained_weights(run), suite_of(run.config.attacks)
-    found = standing(run, weights)
-    chosen = zip(run.config.attacks, build_attacks(run.config))
-    todo = [(config, attack) for config, attack in chosen if label_of(config) in found.missing]
+def attack_run(run: Run, splits: Splits, device: torch.device, only: Sequence[Any] | None = None) -> dict[str, str]:
+    """Run every attack of the config, and of the suites begun here, that has not been run on these weights yet.
+
+    With `only` it runs no others than these. Gives those skipped, with the reason.
+    """
+    weights = trained_weights(run)
+    begin_suite_of(run.folder / "attacks", run.config.attacks)
+    found = standing(run, weights, only)
+    build_attacks(run.config)  # a mistake in one of them is told before any is run
+    todo = [(place, build_attack(place.config, run.config.seed)) for place in found.missing]
     if not todo:
         return found.skipped
-    victim = victim_of(run, weights, splits, device, {asked_images(config) for config, _ in todo})
+    victim = victim_of(run, weights, splits, device, {asked_images(place.config) for place, _ in todo})
     few = DeviceImages(splits.auxiliary, device).take(slice(0, 64))
     with steps_bar(f"{run.config.name}: attacks", total=len(todo)) as advance:
         reached = 0.0
@@ -68,28 +73,27 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> dict[str, str]
             advance(step, note)
             reached += step
 
-        for i, (config, attack) in enumerate(todo):
-            name = label_of(config)
-            reach(i, name)
+        for i, (place, attack) in enumerate(todo):
+            reach(i, place.name)
             attack.on_progress = lambda done, total, i=i: reach(i + done / total)
             try:
-                if suite and (why := why_not(config, attack, victim.parts, few)):
+                if place.may_skip and (why := why_not(place.config, attack, victim.parts, few)):
                     raise UserError(why)
-                attack_once(victim, config, attack)
+                attack_once(victim, place, attack)
             except UserError as error:
-                if suite is None:
+                if not place.may_skip:
                     raise
-                found.skipped[name] = str(error)
-                console.print(f"{name} skipped: {error}", highlight=False, markup=False)
-                write_skipped(attack_folder(run, config), config, weights, str(error))
+                found.skipped[place.name] = str(error)
+                console.print(f"{place.name} skipped: {error}", highlight=False, markup=False)
+                write_skipped(place.folder, place.config, weights, str(error))
         reach(len(todo), "")
     return found.skipped
 
 
-def attack_once(victim: Victim, config: Any, attack: Attack) -> None:
+def attack_once(victim: Victim, place: Place, attack: Attack) -> None:
     """Fit one attack, let it rebuild the test images, have them judged and probed, and write its folder."""
     run, parts, test, knows = victim.run, victim.parts, victim.test, attack.requires
-    name, seed, images = label_of(config), run.config.seed, victim.own[asked_images(config)]
+    config, name, seed, images = place.config, place.name, run.config.seed, victim.own[asked_images(place.config)]
     check_classes(name, knows, images, victim.splits.test)
     told = "; ".join(f"{what} {value}" for what, value in knows.describe().items())
     console.print(f"[dim]{name} knows: {told}", highlight=False)
@@ -103,12 +107,13 @@ def attack_once(victim: Victim, config: Any, attack: Attack) -> None:
     has_images = knows.auxiliary != "none"
     record = AttackRecord(
         attack=name, method=type(config).method, seed=seed, options=options_of(config), weights_sha256=victim.weights,
-        threat=knows, n_images=len(test), auxiliary_images=len(images) if has_images else 0,
+        threat=knows, n_images=len(test), test_sha256=victim.splits.test.digest(),
+        auxiliary_images=len(images) if has_images else 0,
         auxiliary_sha256=images.digest() if has_images else None, losses=tuple(attack.losses_),
         held_out=tuple(attack.held_out_), facts=attack.facts_, seconds=seconds, device=test.device.type,
         probes=probes.told(rebuilt[victim.probed.to(test.device)], victim.hidden, seed),
     )  # fmt: skip
-    write_attack(attack_folder(run, config), record, rows, rebuilt, test)
+    write_attack(place.folder, record, rows, rebuilt, test)
 
 
 def victim_of(run: Run, weights: str, splits: Splits, device: torch.device, asked: set[str]) -> Victim:
