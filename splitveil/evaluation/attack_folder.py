@@ -18,9 +18,10 @@ from torch import Tensor
 from splitveil.attacks import label_of
 from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.summary import AttackRecord, AttackResult, attack_record, to_json
+from splitveil.evaluation.victim import Kept
 from splitveil.metrics import per_image_metrics
 from splitveil.metrics.residual import residual_share
-from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
+from splitveil.runs import read_json, read_tensors, write_json, write_tensors
 
 SAMPLES = 12
 """Images whose reconstructions are kept for the report, one of each class in turn."""
@@ -33,7 +34,7 @@ OWN_FIELDS = ("mse", "ssim", "psnr", "lpips", "residual", "residual_ceiling")
 """Metrics that have fields of their own in AttackResult; the means of all others are in `more`."""
 
 
-def attack_folder(run: Run, config: Any) -> Path:
+def attack_folder(run: Kept, config: Any) -> Path:
     return run.folder / "attacks" / f"{label_of(config)}-{run.config.seed}"
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from splitveil.attacks import Attack, label_of
 from splitveil.evaluation.attack_folder import attack_folder, options_of
+from splitveil.evaluation.victim import Kept, Victim
 from splitveil.registry import UserError
 from splitveil.rng import stream
-from splitveil.runs import Run, read_json
+from splitveil.runs import read_json
 from splitveil.training.build import Parts
 
 
@@ -34,7 +35,7 @@ class Standing(NamedTuple):
     """Where those that are still to be run will be written."""
 
 
-def standing(run: Run, weights: str) -> Standing:
+def standing(run: Kept, weights: str) -> Standing:
     found = Standing({}, {}, {})
     for config in run.config.attacks:
         name, folder = label_of(config), attack_folder(run, config)
@@ -45,7 +46,7 @@ def standing(run: Run, weights: str) -> Standing:
     return found
 
 
-def counted(run: Run, weights: str) -> Standing:
+def counted(run: Kept, weights: str) -> Standing:
     """The same for `evaluate`, which refuses a run of which an attack is missing."""
     found = standing(run, weights)
     for folder in found.missing.values():
@@ -75,18 +76,20 @@ def skipped_before(folder: Path, config: Any, weights: str) -> str | None:
 
 
 @torch.no_grad()
-def why_not(config: Any, attack: Attack, parts: Parts, x: Tensor) -> str | None:
+def why_not(config: Any, attack: Attack, parts: Parts | Victim, x: Tensor) -> str | None:
     """Why an attack has nothing to work with in this run, judged by what is sent of a few images; None if it has.
 
     What it cannot do at all, such as a matrix that is too large, it refuses itself when it is fitted.
     """
     parts.model.eval()
     z = parts.model.edge(x)
+    unknown = isinstance(parts, Victim) and "channel" in parts.lacks  # then z is what was sent, with the zeros of its defences
     generator = stream(x.device, 0, "suite")
     first, second = (parts.channel.send(z, x, generator) for _ in range(2))
     if attack.requires.observations > 1 and torch.equal(first, second):
         return "the channel sends the same for the same image every time: more releases tell nothing"
-    if getattr(config, "mask", False) and not ((first == 0) & (z != 0)).any():
+    zeroed = (first == 0) if unknown else (first == 0) & (z != 0)
+    if getattr(config, "mask", False) and not zeroed.any():
         return "the channel zeroes no entries: there is no mask to know"
     if getattr(config, "proxy", False) and all(hint.proxy is None for hint in parts.channel.hints):
         return "no defence of this run has a proxy decoder to start from"
