@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
+from splitveil.evaluation.victim import DEFENCES, LOG
 from splitveil.registry import unknown
 from splitveil.training.health import COLLAPSED
 
@@ -51,16 +52,18 @@ class Flag:
     do: str
     check: Check
     """Yields what raised the flag, once for each place."""
+    needs: str = ""
+    """What it cannot be checked without, where a victim may lack it: a key of `Victim.lacks`."""
 
 
 FLAGS: dict[str, Flag] = {}
 
 
-def flag(name: str, *, raised_if: str, why: str, do: str) -> Callable[[Check], Check]:
+def flag(name: str, *, raised_if: str, why: str, do: str, needs: str = "") -> Callable[[Check], Check]:
     """Register a check as a flag of this name."""
 
     def add(check: Check) -> Check:
-        FLAGS[name] = Flag(raised_if, why, do, check)
+        FLAGS[name] = Flag(raised_if, why, do, check, needs)
         return check
 
     return add
@@ -78,6 +81,11 @@ def flags_named(names: Iterable[str]) -> set[str]:
 def raised(evidence: Evidence) -> tuple[RaisedFlag, ...]:
     """The flags of one run, in the order of this file."""
     return tuple(RaisedFlag(name, detail) for name, flag in FLAGS.items() for detail in flag.check(evidence))
+
+
+def not_checked(lacks: Mapping[str, str]) -> dict[str, str]:
+    """The flags that nobody can check where some knowledge does not exist, with why."""
+    return {name: lacks[flag.needs] for name, flag in FLAGS.items() if flag.needs in lacks}
 
 
 def table() -> str:
@@ -152,6 +160,7 @@ def still_falling(errors: Sequence[float]) -> bool:
     "or its loss ended below 1 % of that with equal weights while its attention had collapsed",
     why="the model is as undefended as without it",
     do="raise its strength; for CEM look at the variance histogram against tau",
+    needs=DEFENCES,
 )
 def defence_inactive(evidence: Evidence) -> Iterator[str]:
     for name, acts in evidence.acting.items():
@@ -172,6 +181,7 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
     "collapsed",
     why="a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
     do="use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
+    needs=LOG,
 )
 def attention_collapsed(evidence: Evidence) -> Iterator[str]:
     if evidence.collapsed_late > COLLAPSED:
@@ -195,6 +205,7 @@ LADDER = 0.02
     "that knew no more in any other way: releases, label, cloud weights, captured features, images of its own",
     why="who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
     do="give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
+    needs="encoder_weights",
 )
 def whitebox_weaker(evidence: Evidence) -> Iterator[str]:
     black = {name: attack for name, attack in evidence.attacks.items() if not attack.threat.encoder_weights}
@@ -258,6 +269,7 @@ AVERAGING, RELEASES = 0.1, 16
     raised_if="seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %",
     why="fresh noise at every release averages out: whoever sends an image twice sends it with less noise",
     do="send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
+    needs="observations",
 )
 def averaging_hole(evidence: Evidence) -> Iterator[str]:
     for single, one, several, two in twins(evidence.attacks, "repeats"):
@@ -274,6 +286,7 @@ EOT = 0.05
     raised_if="averaging gradients over draws of the defence (EoT) lowers the error by more than 5 % against single draws",
     why="single-draw attacks fail on the defence's randomness and not on lack of information",
     do="believe only attacks with EoT; raise its draws until the gain is gone",
+    needs="encoder_weights",
 )
 def gradient_masked(evidence: Evidence) -> Iterator[str]:
     for name, attack in evidence.attacks.items():
@@ -291,6 +304,7 @@ DOUBT = 3.0
     "it saw",
     why="the bound, or an assumption under it, is wrong; a certificate that one attack breaks certifies nothing",
     do="do not publish the bound; check its assumptions (distribution, sigma, releases) on this run",
+    needs=DEFENCES,
 )
 def bound_violated(evidence: Evidence) -> Iterator[str]:
     """The worst case over attacks is not held against a bound: it chooses by the image itself, which no attacker can do."""
@@ -325,6 +339,7 @@ def mask_aware_gap(evidence: Evidence) -> Iterator[str]:
     raised_if="on the same z the channel sends something of another mean or spread in eval() than in train()",
     why="what was measured is not what the cloud was trained with: a defence that stops at inference protects nothing",
     do="make send ignore self.training, as splitveil's own defences do; nn.Dropout does not",
+    needs=DEFENCES,
 )
 def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
     if evidence.mode_difference is not None:

@@ -174,7 +174,7 @@ class Summary:
     name: str
     seed: int
     accuracy: float
-    """With the channel on, as a fraction."""
+    """With the channel on, as a fraction; NaN where an audit has no labels or no cloud."""
     accuracy_ci95: Interval
     n_test: int
     ceiling_mse: float
@@ -200,6 +200,8 @@ class Summary:
     """The share of the test images themselves that the judge recognises."""
     no_judge: str | None = None
     """Why no judge was asked."""
+    not_checked: dict[str, str] = field(default_factory=dict)
+    """Flags that could not be checked, with why: an audit has no training log. Empty for a run."""
     probes: Probes = field(default_factory=dict)
     """What probes read from z as it is sent."""
     certificates: tuple[Certificate, ...] = ()

@@ -18,7 +18,7 @@ strongest nor the worst case.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from splitveil.evaluation.attack_folder import options_of
 from splitveil.evaluation.begun import begun
 from splitveil.evaluation.build_attacks import asked_images
 from splitveil.evaluation.summary import Part
+from splitveil.evaluation.victim import Kept, Victim
 from splitveil.registry import UserError
 from splitveil.rng import stream
 from splitveil.runs import read_json
@@ -68,24 +69,6 @@ class Standing(NamedTuple):
     """Why others of the wanted make no sense for this run."""
     missing: list[Place]
     """Those of the wanted that are still to be run."""
-
-
-class Settings(Protocol):
-    """What is asked of a config."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def attacks(self) -> tuple[Any, ...]: ...
-
-
-class Kept(Protocol):
-    """A folder with attacks/, and the config that belongs to it."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def config(self) -> Settings: ...
 
 
 def target_of(weights: str, splits: Mapping[str, Part]) -> Target:
@@ -182,18 +165,20 @@ def has_images(old: dict[str, Any], config: Any, target: Target) -> bool:
 
 
 @torch.no_grad()
-def why_not(config: Any, attack: Attack, parts: Parts, x: Tensor) -> str | None:
+def why_not(config: Any, attack: Attack, parts: Parts | Victim, x: Tensor) -> str | None:
     """Why an attack has nothing to work with in this run, judged by what is sent of a few images; None if it has.
 
     What it cannot do at all, such as a matrix that is too large, it refuses itself when it is fitted.
     """
     parts.model.eval()
     z = parts.model.edge(x)
+    unknown = isinstance(parts, Victim) and "channel" in parts.lacks  # then z is what was sent, with the zeros of its defences
     generator = stream(x.device, 0, "suite")
     first, second = (parts.channel.send(z, x, generator) for _ in range(2))
     if attack.requires.observations > 1 and torch.equal(first, second):
         return "the channel sends the same for the same image every time: more releases tell nothing"
-    if getattr(config, "mask", False) and not ((first == 0) & (z != 0)).any():
+    zeroed = (first == 0) if unknown else (first == 0) & (z != 0)
+    if getattr(config, "mask", False) and not zeroed.any():
         return "the channel zeroes no entries: there is no mask to know"
     if getattr(config, "proxy", False) and all(hint.proxy is None for hint in parts.channel.hints):
         return "no defence of this run has a proxy decoder to start from"

@@ -3,11 +3,13 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import weights_digest
+from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
 from splitveil.registry import UserError
@@ -45,16 +47,17 @@ class Shown:
 def read_runs(folders: list[Path]) -> list[Shown]:
     if not folders:
         raise UserError("a report needs at least one run folder, such as runs/demo/none")
-    runs = [Run.open(folder) for folder in folders]
+    trained = {folder: Run.open(folder) for folder in folders if not is_audit(folder)}
     summaries = [read_summary(folder) for folder in folders]
     shown = []
-    for slot, (run, summary, label) in enumerate(zip(runs, summaries, distinct_labels(summaries))):
+    for slot, (folder, summary, label) in enumerate(zip(folders, summaries, distinct_labels(summaries))):
+        run = trained.get(folder)  # an audit has neither epochs nor weights of its own
         # A killed epoch may stand there twice: the later line counts.
-        by_epoch = {line["epoch"]: line for line in run.metrics()}
+        by_epoch = {line["epoch"]: line for line in run.metrics()} if run else {}
+        settings = (folder / ("config.toml" if run else "audit.json")).read_text(encoding="utf-8")
         shown.append(Shown(
-            label, slot, run.folder, summary, [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs,
-            without_paths((run.folder / "config.toml").read_text(encoding="utf-8")),
-            weights_digest(run.folder),
+            label, slot, folder, summary, [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs if run else 0,
+            without_paths(settings), weights_digest(folder) if run else None,
         ))  # fmt: skip
     return shown
 
@@ -139,9 +142,11 @@ def alone(run: Shown) -> tuple[str, str]:
     """The verdict on a single run."""
     best, others = best_attack(run), len(run.summary.attacks)
     which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
+    known = isfinite(run.summary.accuracy)
+    right = f"the model is right on {percent(run.summary.accuracy)} % of the test images" if known else "no accuracy was measured"
     return (
         f"Against {run.label} the best reconstruction has an MSE of {small(best.mse)}, {of_ceiling(run)}.",
-        f"It comes from {best.attack}, {which}; the model is right on {percent(run.summary.accuracy)} % of the test images.",
+        f"It comes from {best.attack}, {which}; {right}.",
     )
 
 
@@ -152,6 +157,8 @@ def of_ceiling(run: Shown) -> str:
 
 def price(run: Shown, first: Shown) -> str:
     """What a run costs in accuracy against the first."""
+    if not isfinite(run.summary.accuracy) or not isfinite(first.summary.accuracy):
+        return "at a cost in accuracy that was not measured"
     here, there = percent(run.summary.accuracy), percent(first.summary.accuracy)
     points = round(there - here, 1)
     if points == 0:

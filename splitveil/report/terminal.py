@@ -1,6 +1,7 @@
 """The table on the terminal: one row a run, below it the worst cases, what was skipped, and the flags."""
 
 import re
+from math import isfinite
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -63,4 +64,5 @@ def cells(summary: Summary) -> list[str]:
         ssim, psnr, ratio = summary.closest("ssim"), summary.closest("psnr"), best.mse / summary.ceiling_mse
         leak = [best.attack, f"{best.mse:.4f}", f"{ssim:.3f}", f"{psnr:.1f}", f"{ratio:.0%}"]
     bits = "∞" if summary.bits is None else f"{summary.bits:.0f}"
-    return [escape(summary.name), f"{summary.accuracy:.3f} ± {(high - low) / 2:.3f}", *leak, bits]
+    accuracy = f"{summary.accuracy:.3f} ± {(high - low) / 2:.3f}" if isfinite(summary.accuracy) else "–"
+    return [escape(summary.name), accuracy, *leak, bits]
