@@ -44,7 +44,7 @@ class Shown:
 
 def read_runs(folders: list[Path]) -> list[Shown]:
     if not folders:
-        raise UserError("a report needs at least one run folder, such as runs/demo/none")
+        raise UserError("a report needs at least one run folder, such as runs/demo/bottleneck")
     runs = [Run.open(folder) for folder in folders]
     summaries = [read_summary(folder) for folder in folders]
     shown = []
