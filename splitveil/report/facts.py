@@ -1,8 +1,10 @@
-"""What the report says: the measured facts of each run, the verdict over them, and what speaks against a comparison."""
+"""What the report says: the measured facts of each run, how the runs compare, and what speaks against comparing them."""
 
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import weights_digest
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
+from splitveil.evaluation.verdict import Verdict, verdict
 from splitveil.registry import UserError
 from splitveil.runs import Run
 
@@ -27,8 +30,9 @@ class Shown:
     curves: list[dict[str, Any]]
     """One line an epoch, in order."""
     epochs: int
-    """How many epochs its config asks for."""
+    """How many epochs its config asks for; 0 for an audit, which trains nothing."""
     config_text: str
+    """Empty for an audit."""
     weights_now: str | None
     """Digest of the weights that lie in the folder now."""
 
@@ -36,6 +40,11 @@ class Shown:
     def strongest(self) -> AttackResult | None:
         """The attack with the lowest MSE, of those that gave a number."""
         return self.summary.strongest
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What a listener gets, in words."""
+        return verdict(self.summary)
 
     @property
     def test_set(self) -> str:
@@ -45,18 +54,21 @@ class Shown:
 def read_runs(folders: list[Path]) -> list[Shown]:
     if not folders:
         raise UserError("a report needs at least one run folder, such as runs/demo/bottleneck")
-    runs = [Run.open(folder) for folder in folders]
     summaries = [read_summary(folder) for folder in folders]
     shown = []
-    for slot, (run, summary, label) in enumerate(zip(runs, summaries, distinct_labels(summaries))):
-        # A killed epoch may stand there twice: the later line counts.
-        by_epoch = {line["epoch"]: line for line in run.metrics()}
-        shown.append(Shown(
-            label, slot, run.folder, summary, [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs,
-            without_paths((run.folder / "config.toml").read_text(encoding="utf-8")),
-            weights_digest(run.folder),
-        ))  # fmt: skip
+    for slot, (folder, summary, label) in enumerate(zip(folders, summaries, distinct_labels(summaries))):
+        shown.append(Shown(label, slot, folder, summary, *training_of(folder), weights_digest(folder)))
     return shown
+
+
+def training_of(folder: Path) -> tuple[list[dict[str, Any]], int, str]:
+    """The lines of each epoch, how many epochs were asked for, and the config; nothing of all that for an audit."""
+    if not (folder / "config.toml").exists():
+        return [], 0, ""
+    run = Run.open(folder)
+    by_epoch = {line["epoch"]: line for line in run.metrics()}  # a killed epoch may stand there twice: the later line counts
+    text = without_paths((folder / "config.toml").read_text(encoding="utf-8"))
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs, text
 
 
 def distinct_labels(summaries: list[Summary]) -> list[str]:
@@ -95,8 +107,8 @@ def small(value: float) -> str:
     return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.2g}"
 
 
-def verdict(runs: list[Shown]) -> tuple[str, str]:
-    """The answer in one sentence, and what it rests on."""
+def comparison(runs: list[Shown]) -> tuple[str, str]:
+    """How the runs compare in one sentence, and what it rests on."""
     attacked = [run for run in runs if run.strongest is not None]
     if not attacked:
         return (
@@ -126,7 +138,7 @@ def verdict(runs: list[Shown]) -> tuple[str, str]:
         f"The strongest attack on it ({ours.attack}) is left with {times} the error of the strongest on {first.label} "
         f"(MSE {small(ours.mse)} against {small(theirs.mse)}{overlap}). That is {of_ceiling(least)}."
     )
-    return f"{least.label} leaks least, {price(least, first)}.", detail
+    return f"{least.label} leaks least{price(least, first)}.", detail
 
 
 def best_attack(run: Shown) -> AttackResult:
@@ -136,12 +148,13 @@ def best_attack(run: Shown) -> AttackResult:
 
 
 def alone(run: Shown) -> tuple[str, str]:
-    """The verdict on a single run."""
-    best, others = best_attack(run), len(run.summary.attacks)
+    """What there is to say of a single run."""
+    best, others, accuracy = best_attack(run), len(run.summary.attacks), run.summary.accuracy
     which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
+    right = f"; the model is right on {percent(accuracy)} % of the test images" if isfinite(accuracy) else ""
     return (
         f"Against {run.label} the best reconstruction has an MSE of {small(best.mse)}, {of_ceiling(run)}.",
-        f"It comes from {best.attack}, {which}; the model is right on {percent(run.summary.accuracy)} % of the test images.",
+        f"It comes from {best.attack}, {which}{right}.",
     )
 
 
@@ -151,15 +164,17 @@ def of_ceiling(run: Shown) -> str:
 
 
 def price(run: Shown, first: Shown) -> str:
-    """What a run costs in accuracy against the first."""
+    """What a run costs in accuracy against the first; nothing where an audit has no accuracy."""
+    if not (isfinite(run.summary.accuracy) and isfinite(first.summary.accuracy)):
+        return ""
     here, there = percent(run.summary.accuracy), percent(first.summary.accuracy)
     points = round(there - here, 1)
     if points == 0:
-        return f"at the accuracy of {first.label} ({here} %)"
+        return f", at the accuracy of {first.label} ({here} %)"
     overlap = "; the 95 % intervals overlap" if meet(run.summary.accuracy_ci95, first.summary.accuracy_ci95) else ""
     change = "at a cost of" if points > 0 else "and gains"
     unit = "point" if abs(points) == 1 else "points"
-    return f"{change} {abs(points)} {unit} of accuracy against {first.label} ({here} % against {there} %{overlap})"
+    return f", {change} {abs(points)} {unit} of accuracy against {first.label} ({here} % against {there} %{overlap})"
 
 
 def meet(a: tuple[float, float], b: tuple[float, float]) -> bool:

@@ -1,6 +1,7 @@
 """Accuracy against leak: one point a run."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from splitveil.report.figures import INK, MUTED, colour, marker, plain_axes, svg
 
 
 def context(runs: list[Shown]) -> dict[str, Any] | None:
-    attacked = [run for run in runs if run.strongest is not None]
+    attacked = [run for run in runs if run.strongest is not None and isfinite(run.summary.accuracy)]
     return {"trade_off": trade_off(attacked)} if attacked else None
 
 
