@@ -86,7 +86,7 @@ NAMES = (
 
 COMMANDS = {
     "demo": Command(
-        "train three split models, undefended, noisy and defended, attack them and write a report (3 to 4 minutes on 2 cores)",
+        "train three split models (bottleneck, noise, noise and CEM), attack them and write a report (3 to 4 minutes on 2 cores)",
         flags=(RUNS,),
     ),
     "run": Command("train, attack, evaluate and report", "[RECIPE.toml …]", (RUNS, EACH, SUITE)),
@@ -155,7 +155,7 @@ def command_help(command: str, flags: Iterable[Flag] = (), groups: dict[str, lis
     lines = [f"usage: splitveil {command}{operands}{' [flags]' if rows or groups else ''}", ""]
     lines += wrap(f"{told.about[0].upper()}{told.about[1:]}.", columns())
     if "RUN…" in operands:
-        lines += ["RUN is a run folder, such as runs/demo/none, or a folder of run folders."]
+        lines += ["RUN is a run folder, such as runs/demo/bottleneck, or a folder of run folders."]
     for title, table in ({"": rows} | (groups or {})).items():
         lines += ["", *([title] if title else []), *aligned(table)] if table else []
     return "\n".join(lines)

@@ -31,7 +31,7 @@ from splitveil.training.train_runs import train_runs
 def run_folders(command: str, operands: list[str]) -> list[Path]:
     """Run folders named on the command line; a folder of runs stands for the runs in it."""
     if not operands:
-        raise UserError(f"{command} needs a run folder, such as runs/demo/none, or a folder of such folders")
+        raise UserError(f"{command} needs a run folder, such as runs/demo/bottleneck, or a folder of such folders")
     return [folder for operand in operands for folder in runs_in(Path(operand))]
 
 

@@ -1,6 +1,6 @@
-"""The demo: what an attacker gets out of an undefended split model, a noisy one and a defended one.
+"""The demo: what an attacker gets out of a split model with a bottleneck, the same with noise, and the same with noise and CEM.
 
-splitveil demo          leaves runs/demo/{none,gaussian,gaussian+cem}/, runs/demo/summary.json and runs/demo/report.html
+splitveil demo          leaves runs/demo/{bottleneck,gaussian,gaussian+cem}/, runs/demo/summary.json and runs/demo/report.html
 """
 
 import os

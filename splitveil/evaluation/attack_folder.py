@@ -1,7 +1,7 @@
 """The folder of one attack on a run: what is written there, and how it is read back.
 
 attacks/decoder-0/rows.npz               one value for each test image: mse, psnr, ssim, residual, recognised, label, …
-attacks/decoder-0/samples.safetensors    some images and their reconstructions, for the report
+attacks/decoder-0/samples.safetensors    some images and their reconstructions, for the report; marked_…: the worst and the median
 attacks/decoder-0/attack.json            an AttackRecord; it is written last and says that all is there
 attacks/decoder-0/skipped.json           in its place: why an attack of a suite makes no sense for the run
 """
@@ -50,10 +50,13 @@ def write_attack(folder: Path, record: AttackRecord, rows: dict[str, np.ndarray]
     for old in ("attack.json", "skipped.json"):  # of an attack with other options or on other weights
         (folder / old).unlink(missing_ok=True)
     np.savez_compressed(folder / "rows.npz", **rows)  # type: ignore[arg-type]
-    index = torch.from_numpy(sample_index(test.labels.cpu().numpy())).to(rebuilt.device)
-    write_tensors(folder / "samples.safetensors", {
-        "index": index, "original": test.images[index], "rebuilt": rebuilt[index].mul(255).round().byte(),
-    })  # fmt: skip
+    chosen = {"": sample_index(test.labels.cpu().numpy()), "marked_": marked_index(rows["mse"])}
+    samples = {}
+    for prefix, numbers in chosen.items():
+        index = torch.from_numpy(numbers).to(rebuilt.device)
+        pixels = {"original": test.images[index], "rebuilt": rebuilt[index].mul(255).round().byte()}
+        samples |= {prefix + name: value for name, value in ({"index": index} | pixels).items()}
+    write_tensors(folder / "samples.safetensors", samples)
     write_json(folder / "attack.json", to_json(record))
 
 
@@ -70,6 +73,12 @@ def sample_index(labels: np.ndarray, count: int = SAMPLES) -> np.ndarray:
     for label in np.unique(labels):
         rank[labels == label] = np.arange((labels == label).sum())
     return np.lexsort((labels, rank))[:count]
+
+
+def marked_index(mse: np.ndarray) -> np.ndarray:
+    """The image that leaks most, with the lowest error, and the one in the middle; none of an attack that diverged."""
+    order = np.argsort(mse, kind="stable")[: np.isfinite(mse).sum()]  # NaN comes last
+    return order[[0, len(order) // 2]] if len(order) else order
 
 
 def read_attack(folder: Path, ceiling_mse: float) -> AttackResult:

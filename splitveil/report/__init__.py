@@ -1,6 +1,6 @@
 """Report: run folders to one HTML file that anybody can open, offline, with tables, pictures and figures.
 
-    write_report([Path("runs/demo/none"), Path("runs/demo/gaussian")], Path("runs/demo/report.html"))
+    write_report([Path("runs/demo/bottleneck"), Path("runs/demo/gaussian")], Path("runs/demo/report.html"))
 
 The first folder is what the others are compared with. Each section is a panel of its own in panels/, and page.py puts them into
 report.html. facts.py reads and words, figures.py and pictures.py help panels to draw; nothing is computed that `evaluate` has not

@@ -1,8 +1,9 @@
-"""What the report says: the measured facts of each run, the verdict over them, and what speaks against a comparison."""
+"""What the report says: the measured facts of each run, how the runs compare, and what speaks against comparing them."""
 
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from splitveil.evaluation.attack_folder import weights_digest
 from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
+from splitveil.evaluation.verdict import Verdict, verdict
 from splitveil.registry import UserError
 from splitveil.runs import Run
 
@@ -29,8 +31,9 @@ class Shown:
     curves: list[dict[str, Any]]
     """One line an epoch, in order."""
     epochs: int
-    """How many epochs its config asks for."""
+    """How many epochs its config asks for; 0 for an audit, which trains nothing."""
     config_text: str
+    """Of an audit, what was audited and how."""
     weights_now: str | None
     """Digest of the weights that lie in the folder now."""
 
@@ -39,6 +42,11 @@ class Shown:
         """The attack with the lowest MSE, of those that gave a number."""
         return self.summary.strongest
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What a listener gets, in words."""
+        return verdict(self.summary)
+
     @property
     def test_set(self) -> str:
         return self.summary.splits["test"].sha256
@@ -46,20 +54,22 @@ class Shown:
 
 def read_runs(folders: list[Path]) -> list[Shown]:
     if not folders:
-        raise UserError("a report needs at least one run folder, such as runs/demo/none")
-    trained = {folder: Run.open(folder) for folder in folders if not is_audit(folder)}
+        raise UserError("a report needs at least one run folder, such as runs/demo/bottleneck")
     summaries = [read_summary(folder) for folder in folders]
     shown = []
     for slot, (folder, summary, label) in enumerate(zip(folders, summaries, distinct_labels(summaries))):
-        run = trained.get(folder)  # an audit has neither epochs nor weights of its own
-        # A killed epoch may stand there twice: the later line counts.
-        by_epoch = {line["epoch"]: line for line in run.metrics()} if run else {}
-        settings = (folder / ("config.toml" if run else "audit.json")).read_text(encoding="utf-8")
-        shown.append(Shown(
-            label, slot, folder, summary, [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs if run else 0,
-            without_paths(settings), weights_digest(folder) if run else None,
-        ))  # fmt: skip
+        shown.append(Shown(label, slot, folder, summary, *training_of(folder), weights_digest(folder)))
     return shown
+
+
+def training_of(folder: Path) -> tuple[list[dict[str, Any]], int, str]:
+    """The lines of each epoch, how many epochs were asked for, and the config; an audit has no epochs."""
+    if is_audit(folder):
+        return [], 0, without_paths((folder / "audit.json").read_text(encoding="utf-8"))
+    run = Run.open(folder)
+    by_epoch = {line["epoch"]: line for line in run.metrics()}  # a killed epoch may stand there twice: the later line counts
+    text = without_paths((folder / "config.toml").read_text(encoding="utf-8"))
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)], run.config.train.epochs, text
 
 
 def distinct_labels(summaries: list[Summary]) -> list[str]:
@@ -98,8 +108,8 @@ def small(value: float) -> str:
     return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.2g}"
 
 
-def verdict(runs: list[Shown]) -> tuple[str, str]:
-    """The answer in one sentence, and what it rests on."""
+def comparison(runs: list[Shown]) -> tuple[str, str]:
+    """How the runs compare in one sentence, and what it rests on."""
     attacked = [run for run in runs if run.strongest is not None]
     if not attacked:
         return (
@@ -129,7 +139,7 @@ def verdict(runs: list[Shown]) -> tuple[str, str]:
         f"The strongest attack on it ({ours.attack}) is left with {times} the error of the strongest on {first.label} "
         f"(MSE {small(ours.mse)} against {small(theirs.mse)}{overlap}). That is {of_ceiling(least)}."
     )
-    return f"{least.label} leaks least, {price(least, first)}.", detail
+    return f"{least.label} leaks least{price(least, first)}.", detail
 
 
 def best_attack(run: Shown) -> AttackResult:
@@ -139,14 +149,13 @@ def best_attack(run: Shown) -> AttackResult:
 
 
 def alone(run: Shown) -> tuple[str, str]:
-    """The verdict on a single run."""
-    best, others = best_attack(run), len(run.summary.attacks)
+    """What there is to say of a single run."""
+    best, others, accuracy = best_attack(run), len(run.summary.attacks), run.summary.accuracy
     which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
-    known = isfinite(run.summary.accuracy)
-    right = f"the model is right on {percent(run.summary.accuracy)} % of the test images" if known else "no accuracy was measured"
+    right = f"; the model is right on {percent(accuracy)} % of the test images" if isfinite(accuracy) else ""
     return (
         f"Against {run.label} the best reconstruction has an MSE of {small(best.mse)}, {of_ceiling(run)}.",
-        f"It comes from {best.attack}, {which}; {right}.",
+        f"It comes from {best.attack}, {which}{right}.",
     )
 
 
@@ -156,17 +165,17 @@ def of_ceiling(run: Shown) -> str:
 
 
 def price(run: Shown, first: Shown) -> str:
-    """What a run costs in accuracy against the first."""
-    if not isfinite(run.summary.accuracy) or not isfinite(first.summary.accuracy):
-        return "at a cost in accuracy that was not measured"
+    """What a run costs in accuracy against the first; nothing where an audit has no accuracy."""
+    if not (isfinite(run.summary.accuracy) and isfinite(first.summary.accuracy)):
+        return ""
     here, there = percent(run.summary.accuracy), percent(first.summary.accuracy)
     points = round(there - here, 1)
     if points == 0:
-        return f"at the accuracy of {first.label} ({here} %)"
+        return f", at the accuracy of {first.label} ({here} %)"
     overlap = "; the 95 % intervals overlap" if meet(run.summary.accuracy_ci95, first.summary.accuracy_ci95) else ""
     change = "at a cost of" if points > 0 else "and gains"
     unit = "point" if abs(points) == 1 else "points"
-    return f"{change} {abs(points)} {unit} of accuracy against {first.label} ({here} % against {there} %{overlap})"
+    return f", {change} {abs(points)} {unit} of accuracy against {first.label} ({here} % against {there} %{overlap})"
 
 
 def meet(a: tuple[float, float], b: tuple[float, float]) -> bool:

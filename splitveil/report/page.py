@@ -1,5 +1,7 @@
-"""The page: puts the panels into report.html, in order, and escapes everything that a run wrote."""
+"""The page: puts the panels into report.html, in order, with a list of them, and escapes everything that a run wrote."""
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -12,9 +14,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from splitveil.report import figures
-from splitveil.report.facts import Shown, cautions, judged, percent, raised_flags, small, verdict
+from splitveil.report.facts import Shown, cautions, comparison, judged, percent, raised_flags, small
 
 HERE = files("splitveil.report")
+HEADING = re.compile(r'<h2 id="([\w-]+)">([^<]+)</h2>')
 
 
 def page(runs: list[Shown]) -> str:
@@ -25,17 +28,18 @@ def page(runs: list[Shown]) -> str:
         "runs": runs,
         "same_test": len({run.test_set for run in runs}) == 1,
         "judged": judged(runs),
-        "worst_cases": [(run, run.summary.worst_case) for run in runs if run.summary.worst_case],
         "flags": raised_flags(runs),
     }
-    headline, detail = verdict(runs)
+    panels, script = [rendered(environment, name, shared) for name in panel_names()], source("slider.js")
     return environment.get_template("report.html").render(
         shared,
         css=Markup(source("report.css")),
-        headline=headline,
-        detail=detail,
+        script=Markup(script),
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        compared=comparison(runs),
         cautions=cautions(runs),
-        panels=[rendered(environment, name, shared) for name in panel_names()],
+        contents=[heading for panel in panels for heading in HEADING.findall(panel)],
+        panels=panels,
     )
 
 

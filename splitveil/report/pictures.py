@@ -1,4 +1,4 @@
-"""Reconstructions beside their originals: one strip of pictures a row, columns aligned, as PNG inside the page.
+"""Reconstructions beside their originals, as PNG inside the page: strips of several, and pairs to look at closely.
 
 n pictures, c channels (1 grey, 3 colour), h x w pixels.
 """
@@ -11,18 +11,22 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from splitveil.evaluation.attack_folder import read_samples
+from splitveil.evaluation.attack_folder import marked_index, read_rows, read_samples
 from splitveil.evaluation.summary import AttackResult
 from splitveil.registry import UserError
 from splitveil.report.facts import Shown
 
 LARGEST = 128
-"""Pixels on the longer side; larger pictures are shown smaller so that the page stays light."""
+"""Pixels on the longer side of a picture in a strip; larger ones are shown smaller so that the page stays light."""
+CLOSE = 320
+"""The same for a picture to look at closely."""
+ABREAST = 6
+"""Pictures in a strip: as many as can be told apart on a phone."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """n pictures side by side."""
+    """Pictures side by side."""
 
     uri: str
     width: int
@@ -33,25 +37,40 @@ class Strip:
 class Row:
     run: Shown
     attack: AttackResult
-    strip: Strip
+    strips: list[Strip]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Originals, and below them what was rebuilt of the same images."""
+    """Originals, and below them what was rebuilt of the same images, ABREAST at a time."""
 
     count: int
     reduced: bool
-    originals: Strip
+    originals: list[Strip]
     rows: list[Row]
 
 
-def strip(images: Tensor) -> Strip:
+@dataclass(frozen=True)
+class Pair:
+    """One image, and what an attack rebuilt of it."""
+
+    run: Shown
+    attack: AttackResult
+    original: Strip
+    rebuilt: Strip
+    mse: float
+    ssim: float
+    among: int
+    """Images that it was chosen from."""
+    reduced: bool
+
+
+def strip(images: Tensor, largest: int = LARGEST) -> Strip:
     """[n, c, h, w] uint8 to one picture, with transparent gaps that show the page."""
     n, c, h, w = images.shape
     pixels = images if c in (1, 3) else images.float().mean(1, keepdim=True).byte()
     tiles = [Image.fromarray(np.ascontiguousarray(tile)) for tile in _as_arrays(pixels)]
-    scale = min(1.0, LARGEST / max(h, w))
+    scale = min(1.0, largest / max(h, w))
     if scale < 1:
         h, w = max(1, round(h * scale)), max(1, round(w * scale))
         tiles = [tile.resize((w, h), Image.Resampling.LANCZOS) for tile in tiles]
@@ -63,6 +82,10 @@ def strip(images: Tensor) -> Strip:
     data = io.BytesIO()
     whole.save(data, "PNG", optimize=True)
     return Strip(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}", *whole.size)
+
+
+def strips(images: Tensor) -> list[Strip]:
+    return [strip(part) for part in images.split(ABREAST)]
 
 
 def _as_arrays(images: Tensor) -> np.ndarray:
@@ -85,6 +108,25 @@ def grids(chosen: list[tuple[Shown, AttackResult]]) -> list[Grid]:
         original = samples["original"]
         key = tuple(original.shape), original.numpy().tobytes()
         if key not in found:
-            found[key] = Grid(len(original), max(original.shape[2:]) > LARGEST, strip(original), [])
-        found[key].rows.append(Row(run, attack, strip(samples["rebuilt"])))
+            found[key] = Grid(len(original), max(original.shape[2:]) > LARGEST, strips(original), [])
+        found[key].rows.append(Row(run, attack, strips(samples["rebuilt"])))
     return list(found.values())
+
+
+def pairs(run: Shown, attack: AttackResult) -> list[Pair]:
+    """Of an attack's images the one that leaks most, then the one in the middle; of an old run, among those that were kept."""
+    samples, folder = load(run, attack), run.folder / "attacks" / f"{attack.attack}-{attack.seed}"
+    prefix = "marked_" if "marked_index" in samples else ""
+    if f"{prefix}index" not in samples:
+        return []
+    rows, index = read_rows(folder), samples[f"{prefix}index"].numpy()
+    mse, ssim = rows["mse"][index], rows["ssim"][index]
+    original, rebuilt = samples[f"{prefix}original"], samples[f"{prefix}rebuilt"]
+    among, reduced = len(rows["mse"] if prefix else mse), max(original.shape[2:]) > CLOSE
+
+    def pair(i: int) -> Pair:
+        one = slice(i, i + 1)
+        pictures = strip(original[one], CLOSE), strip(rebuilt[one], CLOSE)
+        return Pair(run, attack, *pictures, float(mse[i]), float(ssim[i]), among, reduced)
+
+    return [pair(i) for i in (range(len(index)) if prefix else marked_index(mse).tolist())]

@@ -1,4 +1,4 @@
-"""The table on the terminal: one row a run, below it the worst cases, what was skipped, and the flags."""
+"""What the terminal shows: the verdict on each run, a row a run, then intervals, worst cases, what was skipped, and the flags."""
 
 import re
 from math import isfinite
@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from splitveil.evaluation.summary import Summary
+from splitveil.evaluation.verdict import verdict
 from splitveil.evaluation.worst_case import over_seeds
 
 
@@ -37,16 +38,31 @@ def seed_lines(summaries: list[Summary]) -> list[str]:
     return found
 
 
+def accuracy_line(summary: Summary) -> list[str]:
+    """The accuracy with its interval; none where there is no accuracy."""
+    low, high = summary.accuracy_ci95
+    return [f"accuracy {summary.name}: {summary.accuracy:.3f} ({low:.3f} to {high:.3f})"] if isfinite(summary.accuracy) else []
+
+
+COLUMNS = ("run", "verdict", "accuracy", "strongest", "MSE", "SSIM", "bits")
+WORDS = ("run", "verdict", "strongest")
+COLOURS = {"exposed": "red", "traces": "yellow", "hidden": "green", "not established": "magenta"}
+
+
 def print_table(summaries: list[Summary]) -> None:
-    title = f"{summaries[0].n_test} test images; each figure is that of its best attack"
+    console = Console()
+    for summary in summaries:
+        found = verdict(summary)
+        told = escape(f"{summary.name}: {found.headline}")
+        console.print(f"[bold {COLOURS[found.grade]}]{found.grade}[/] {told}", highlight=False)
+    title = f"{summaries[0].n_test} test images; MSE and SSIM are those of the strongest attack, the one with the lowest MSE"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
-    for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "of ceiling", "bits"):
-        table.add_column(column, justify="left" if column in ("run", "attack") else "right", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in WORDS else "right", no_wrap=True)
     for summary in summaries:
         table.add_row(*cells(summary))
-    console = Console()
     console.print(table)
-    lines = [line for summary in summaries for line in worst_line(summary)] + seed_lines(summaries)
+    lines = [line for summary in summaries for line in accuracy_line(summary) + worst_line(summary)] + seed_lines(summaries)
     lines += [f"{s.name}: {name} skipped, {why}" for s in summaries for name, why in s.skipped.items()]
     for line in lines:
         console.print(line, highlight=False, markup=False)
@@ -57,12 +73,9 @@ def print_table(summaries: list[Summary]) -> None:
 
 
 def cells(summary: Summary) -> list[str]:
-    """The row of one run."""
-    best, (low, high) = summary.strongest, summary.accuracy_ci95
-    leak = ["none run", "", "", "", ""]
-    if best is not None:
-        ssim, psnr, ratio = summary.closest("ssim"), summary.closest("psnr"), best.mse / summary.ceiling_mse
-        leak = [best.attack, f"{best.mse:.4f}", f"{ssim:.3f}", f"{psnr:.1f}", f"{ratio:.0%}"]
+    """The row of one run: the numbers of its strongest attack, all from that attack."""
+    best = summary.strongest
+    leak = ["none run", "", ""] if best is None else [best.attack, f"{best.mse:.4f}", f"{best.ssim:.3f}"]
     bits = "∞" if summary.bits is None else f"{summary.bits:.0f}"
-    accuracy = f"{summary.accuracy:.3f} ± {(high - low) / 2:.3f}" if isfinite(summary.accuracy) else "–"
-    return [escape(summary.name), accuracy, *leak, bits]
+    accuracy = f"{summary.accuracy:.3f}" if isfinite(summary.accuracy) else "–"
+    return [escape(summary.name), verdict(summary).grade, accuracy, *leak, bits]

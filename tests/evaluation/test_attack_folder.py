@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from splitveil.evaluation.attack_folder import average, mean_interval, sample_index
+from splitveil.evaluation.attack_folder import average, marked_index, mean_interval, sample_index
 
 
 def test_the_interval_of_a_mean_is_scipys() -> None:
@@ -31,3 +31,10 @@ def test_the_mean_of_what_was_not_measured_is_none() -> None:
     assert average(rows, "some") == 0.5
     assert average(rows, "bits") == 0.75
     assert average(rows, "none") is average(rows, "absent") is None
+
+
+@given(st.lists(st.floats(0, 1) | st.just(float("nan")), min_size=1, max_size=30))
+def test_the_image_that_leaks_most_and_the_one_in_the_middle_are_marked(errors: list[float]) -> None:
+    known = sorted(error for error in errors if error == error)
+    marked = [errors[i] for i in marked_index(np.array(errors))]
+    assert marked == ([known[0], known[len(known) // 2]] if known else [])

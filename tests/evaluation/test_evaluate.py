@@ -150,5 +150,6 @@ def test_a_new_metric_is_measured_summed_up_and_shown_because_it_is_registered(
     assert found == {"worst_pixel": pytest.approx(rows["worst_pixel"].mean())}
     page = write_report([run.folder], tmp_path / "report.html").read_text(encoding="utf-8")
     _, _, table = page.partition("<h3>Further metrics</h3>")
-    assert "worst_pixel, of 255 <small" in table
-    assert f'<td>mean_image</td><td class="n">{found["worst_pixel"]:.3g}</td>' in table
+    title = "worst_pixel, of 255 (high: less leaked)"
+    assert f'<th scope="col" class="n">{title}</th>' in table
+    assert f'mean_image</th><td class="n" data-label="{title}">{found["worst_pixel"]:.3g}</td>' in table

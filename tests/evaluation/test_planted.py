@@ -5,7 +5,8 @@ it is the channel, and what an attack can reach is known beforehand. docs/flags.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from splitveil.defences.gaussian import add_noise
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.suites import suite
+from splitveil.evaluation.summary import Summary
+from splitveil.evaluation.verdict import HALF, TENTH, verdict
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
 from splitveil.training.train_runs import train_run
 
@@ -76,6 +80,41 @@ class OnlyInTraining(Defence):
         return self.dropout((8 * z).round() / 8)
 
 
+@cache
+def small_images() -> tuple[Tensor, Tensor]:
+    """The bundled images at a quarter of their size and their labels: 1,300 to train on, then 300 to test, [1600, 1, 8, 8]."""
+    source = fashion()
+    assert source.test is not None
+    parts = source.train.take(np.arange(1300)), source.test.take(np.arange(300))
+    images = [F.avg_pool2d(torch.from_numpy(part.images).float(), 4).round() for part in parts]
+    return torch.cat(images), torch.cat([torch.from_numpy(part.labels) for part in parts])
+
+
+@cache
+def mean_images() -> Tensor:
+    """The mean image of each class, [10, 1, 8, 8] in [0, 1]."""
+    images, labels = small_images()
+    return torch.stack([images[labels == label].mean(0) / 255 for label in range(10)])
+
+
+@dataclass(frozen=True)
+class TypicalConfig:
+    brighter: bool = False
+    """It is also sent whether the image is brighter or darker than that."""
+
+
+class Typical(Defence[TypicalConfig]):
+    """Knows the class of every image and sends its mean image in the place of z."""
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        images, labels = small_images()
+        known = torch.cdist(255 * x.flatten(1), images.flatten(1).to(x)).argmin(1)
+        means = mean_images().to(x)[labels.to(x.device)[known]]
+        if self.config.brighter:
+            means = means + 0.1 * (x - means).mean((1, 2, 3), keepdim=True).sign()
+        return means + 0 * z
+
+
 @dataclass(frozen=True)
 class LeastSquaresConfig(AttackConfig):
     images: int = 48
@@ -103,12 +142,12 @@ class LeastSquares(Attack[LeastSquaresConfig]):
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs go, and the images: bundled ones at a quarter of their size. Runs of the same images share a judge there."""
-    source, folder = fashion(), tmp_path_factory.mktemp("planted")
-    assert source.test is not None
-    parts = source.train.take(np.arange(1300)), source.test.take(np.arange(300))
-    images, test = (F.avg_pool2d(torch.from_numpy(part.images).float(), 4).round().byte().numpy() for part in parts)
-    labels = {"labels": parts[0].labels, "test_labels": parts[1].labels}
-    np.savez(folder / "small.npz", images=images, test_images=test, **labels)
+    folder = tmp_path_factory.mktemp("planted")
+    images, labels = (part.numpy() for part in small_images())
+    images = images.astype(np.uint8)
+    np.savez(
+        folder / "small.npz", images=images[:1300], labels=labels[:1300], test_images=images[1300:], test_labels=labels[1300:]
+    )
     return folder
 
 
@@ -121,6 +160,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPLITVEIL_KEY", "0123456789abcdef" * 2)
     MODELS.register("wire", WireConfig)(wire)
     DEFENCES.register("boaster", NoOptions)(Boaster)
+    DEFENCES.register("typical", TypicalConfig)(Typical)
     DEFENCES.register("ripple", NoOptions)(Ripple)
     DEFENCES.register("only_in_training", NoOptions)(OnlyInTraining)
     ATTACKS.register("least_squares", LeastSquaresConfig)(LeastSquares)
@@ -201,6 +241,12 @@ PLANTS: dict[str, Plant] = {
         "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
     ),
 }  # fmt: skip
+GRADED = {
+    "exposed": Plant("no defence: z is the image", (), ()),
+    "traces": Plant("the same, a little brighter or darker as the image is", (defence("typical", brighter=True),), ()),
+    "hidden": Plant("the mean image of the class in the place of z", (defence("typical"),), ()),
+}
+"""One model for each grade of docs/verdict.md, under the suite quick."""
 CLEAN = Plant(
     "keyed noise; decoders of two widths and with 4 releases, 12 epochs each, and `refine` from a decoder of 18 epochs",
     (defence("keyed_noise", sigma=1.0),),
@@ -212,31 +258,50 @@ CLEAN = Plant(
 )  # fmt: skip
 
 
-def flags_of(plant: Plant, name: str, shelf: Path) -> dict[str, list[str]]:
-    """Details by flag."""
+def summary_of(plant: Plant, name: str, shelf: Path) -> Summary:
     config = from_dict({
         "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / "small.npz")},
         "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
         "defences": list(plant.defences), "attacks": list(plant.attacks), "cem": plant.cem or {},
         "train": {"epochs": 1, "batch": 32, "augment": {"crop": 0, "flip": False}},
     })  # fmt: skip
+    if not plant.attacks:
+        config = replace(config, attacks=suite("quick"))
     run, splits, device = train_run(shelf / name, config)
     attack_run(run, splits, device)
+    return evaluate_run(run, splits, device)
+
+
+def flags_of(summary: Summary) -> dict[str, list[str]]:
+    """Details by flag."""
     found: dict[str, list[str]] = {}
-    for flag in evaluate_run(run, splits, device).flags:
+    for flag in summary.flags:
         found.setdefault(flag.flag, []).append(flag.detail)
     return found
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-def test_a_planted_weakness_raises_its_flag_and_no_other(flag: str, shelf: Path) -> None:
+def test_a_planted_weakness_raises_its_flag_and_no_other_and_gets_no_green_light(flag: str, shelf: Path) -> None:
     assert flag in PLANTS, "a new flag needs a model that it is raised for"
-    found = flags_of(PLANTS[flag], flag, shelf)
+    summary = summary_of(PLANTS[flag], flag, shelf)
+    found = flags_of(summary)
     assert set(found) == {flag}, found
+    assert verdict(summary).grade in ("exposed", "not established")
 
 
 def test_a_model_without_a_planted_weakness_raises_none(shelf: Path) -> None:
-    assert flags_of(CLEAN, "clean", shelf) == {}
+    assert flags_of(summary_of(CLEAN, "clean", shelf)) == {}
+
+
+@pytest.mark.parametrize("grade", GRADED)
+def test_a_model_that_was_made_for_a_grade_gets_it_unless_an_attack_on_it_was_flagged(grade: str, shelf: Path) -> None:
+    summary = summary_of(GRADED[grade], grade, shelf)
+    found = verdict(summary)
+    highest = max(found.shares["detail"], found.shares["structure"])
+    assert {"exposed": highest >= HALF, "traces": TENTH <= highest < HALF, "hidden": highest < TENTH}[grade], found.shares
+    assert summary.suite == "quick"
+    if found.shares["class"] < TENTH:  # a judge of 600 images is no part of the plant
+        assert found.grade == (grade if grade == "exposed" or not summary.flags else "not established")
 
 
 def test_the_page_on_flags_names_every_plant_and_nothing_else() -> None:

@@ -4,7 +4,7 @@ import pytest
 from summaries import attack_result, summary, worst_of
 
 from splitveil.evaluation.summary import RaisedFlag, Summary
-from splitveil.report.terminal import print_table
+from splitveil.report.terminal import cells, print_table
 
 
 def run(**attacks: tuple[float, float, float]) -> Summary:
@@ -12,22 +12,30 @@ def run(**attacks: tuple[float, float, float]) -> Summary:
     return summary("a[b]", *rows, n_test=50, ceiling_mse=0.05, flags=(RaisedFlag("metric-ceiling", "why"),))
 
 
-def test_every_figure_is_that_of_the_attack_that_does_best_by_it() -> None:
+def test_a_row_holds_the_numbers_of_one_attack_the_strongest() -> None:
     seen = run(ridge=(0.02, 0.7, 17.0), decoder=(0.01, 0.6, 20.0), broken=(float("nan"), 0.99, 99.0))
     assert seen.strongest is seen.attacks["decoder"]
-    assert seen.closest("ssim") == 0.7
-    assert seen.closest("psnr") == 20.0
+    assert cells(seen)[3:6] == ["decoder", "0.0100", "0.600"]
 
 
 def test_the_table_fits_eighty_columns_and_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table([run(ridge=(0.02, 0.7, 17.0), decoder=(0.01, 0.6, 20.0)), run()])
+    print_table([run(ridge=(0.02, 0.7, 17.0), decoder=(0.01, 0.6, 20.0)), run(), replace(run(), accuracy=float("nan"))])
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
-    words = next(line.split() for line in out.splitlines() if "decoder" in line)
-    assert words == ["a[b]", "0.900", "±", "0.045", "decoder", "0.0100", "0.700", "20.0", "20%", "∞"]
-    assert "none run" in out
+    words = [line.split() for line in out.splitlines() if line.startswith(" a[b]")]
+    assert words[0] == ["a[b]", "exposed", "0.900", "decoder", "0.0100", "0.600", "∞"]
+    assert words[1] == ["a[b]", "not", "established", "0.900", "none", "run", "∞"]
+    assert words[2][3] == "–"
+    assert "accuracy a[b]: 0.900 (0.850 to 0.940)" in out
     assert "flag a[b]: metric-ceiling (why)" in out
+
+
+def test_the_verdict_on_each_run_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([run(decoder=(0.01, 0.6, 20.0)), run()])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("exposed a[b]: A listener gets the images")
+    assert lines[1].startswith("not established a[b]: What a listener gets is not established: no attack")
 
 
 def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,24 @@
-"""Originals, and below them what attacks made of them."""
+"""Originals and what attacks made of them: two of each run to look at closely, then all that were kept."""
 
 from typing import Any
 
 from splitveil.evaluation.summary import AttackResult
 from splitveil.report.facts import Shown
-from splitveil.report.pictures import Grid, grids
+from splitveil.report.pictures import Grid, Pair, grids, pairs
 
 
 def context(runs: list[Shown]) -> dict[str, Any]:
     strongest = [(run, run.strongest) for run in runs if run.strongest is not None]
-    return {"grids": grids(strongest), "by_attack": by_attack(runs)}
+    return {"grids": grids(strongest), "closely": closely(strongest), "by_attack": by_attack(runs)}
+
+
+def closely(strongest: list[tuple[Shown, AttackResult]]) -> dict[str, list[Pair]]:
+    """The image of each run that leaks most, and the one in the middle, by the run's strongest attack."""
+    found: dict[str, list[Pair]] = {"The image that leaks most": [], "The image in the middle": []}
+    for run, attack in strongest:
+        for pictures, pair in zip(found.values(), pairs(run, attack)):
+            pictures.append(pair)
+    return {title: pictures for title, pictures in found.items() if pictures}
 
 
 def by_attack(runs: list[Shown]) -> dict[str, list[Grid]]:

@@ -12,13 +12,26 @@ from splitveil.report.figures import INK, colour, plain_axes, svg
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def context(runs: list[Shown]) -> dict[str, Any]:
-    tallest = max(float(shares(run).max()) for run in runs)
-    return {"histograms": [(run, histogram(run, tallest)) for run in runs]}
+def context(runs: list[Shown]) -> dict[str, Any] | None:
+    known = [run for run in runs if sum(run.summary.variance_histogram) > 0]
+    if not known:
+        return None
+    tallest = max(float(shares(run).max()) for run in known)
+    drawn = [marks(run) for run in known]
+    return {
+        "histograms": [(run, histogram(run, tallest)) for run in known],
+        "noisy": any("σ²" in lines for lines in drawn), "with_tau": any("τ" in lines for lines in drawn),
+    }  # fmt: skip
+
+
+def marks(run: Shown) -> dict[str, float]:
+    """The lines that are drawn: tau and the noise's variance, where there are any."""
+    lines = {"τ": run.summary.tau, "σ²": None if run.summary.sigma is None else run.summary.sigma**2}
+    return {name: value for name, value in lines.items() if value}
 
 
 def histogram(run: Shown, tallest: float) -> Markup:
-    """Shares of (class, dimension) pairs over log10 of their variance, with tau and the noise's variance where there are any."""
+    """Shares of (class, dimension) pairs over log10 of their variance, with the lines of `marks`."""
     low, high, bins = run.summary.histogram_range
     share = shares(run)
     figure, axes = plain_axes(340, 170, left=40, top=22)
@@ -30,8 +43,7 @@ def histogram(run: Shown, tallest: float) -> Markup:
     axes.set_xticks(np.arange(low, high + 1, 2), [power(e) for e in np.arange(low, high + 1, 2)])
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.locator_params(axis="y", nbins=4)
-    lines = {"τ": run.summary.tau, "σ²": None if run.summary.sigma is None else run.summary.sigma**2}
-    drawn = sorted((log10(value), name) for name, value in lines.items() if value)
+    drawn = sorted((log10(value), name) for name, value in marks(run).items())
     for i, (at, name) in enumerate(drawn):
         at = min(max(at, low), high)
         axes.axvline(at, color=INK, linewidth=1.2, linestyle=(0, (4, 2)) if name == "τ" else (0, (1, 1.5)))
@@ -40,8 +52,8 @@ def histogram(run: Shown, tallest: float) -> Markup:
         side, shift = ("left", -3) if i == 1 else (side, shift)
         axes.annotate(name, (at, 1), (shift, 4), xycoords=("data", "axes fraction"), textcoords="offset points",
                       ha=side, color=INK, fontsize=12)  # fmt: skip
-    marks = " and ".join(f"{name} = {10**at:.2g}" for at, name in drawn)
-    alt = f"Variance of the features of {run.label} within a class{', with ' if marks else ''}{marks}"
+    told = " and ".join(f"{name} = {10**at:.2g}" for at, name in drawn)
+    alt = f"Variance of the features of {run.label} within a class{', with ' if told else ''}{told}"
     return svg(figure, f"variance-{run.slot}", alt)
 
 

@@ -1,0 +1,236 @@
+"""The verdict: what a listener gets, in plain words, as a pure function of a Summary. docs/verdict.md gives the reasons.
+
+    share = (reached - known) / (original - known)           0: as much as without listening, 1: as much as the images themselves
+
+    measure      reached by the attacks                              known without listening        original
+    detail       1 - the lowest residual share                       0, the mean of its class       1
+    structure    the highest mean SSIM                               that of the floors             1
+    class        share that a judge still recognises                 an average image of the class  recognised_original
+    person       share whose nearest other image shows the person    the most frequent person       same_identity_original
+    image        share whose nearest test image is the one sent      0                              1
+
+    exposed            one share is a half or more
+    traces             all are below a half
+    hidden             all are below a tenth, also at the unlucky end of their 95 % intervals
+    not established    below a half, but a flag was raised or something is missing; `doubts` says what
+
+A leak that an attack has shown stands, whatever is missing: more attacks could only find more. Only `hidden` is a green light.
+The worst case over attacks is not used: it chooses by the image itself, which no attacker can do, and so lies above every floor.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, NamedTuple
+
+from splitveil.evaluation.evaluate import wilson
+from splitveil.evaluation.summary import AttackResult, Summary
+
+Grade = Literal["exposed", "traces", "hidden", "not established"]
+HALF, TENTH = 0.5, 0.1
+"""More is there than is missing; and the least difference that the flags of this project take for one."""
+FLOORS = ("mean_image", "class_mean")
+"""Attacks that do not look at z: whoever knows the class can do as much."""
+NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no defence of this run has a proxy")
+"""How the reasons begin for which `why_not` skips an attack: it had nothing to work with, so nothing is missing."""
+
+
+class Share(NamedTuple):
+    """How much of the way from not listening to having the images the attacks have gone."""
+
+    value: float
+    at_most: float
+    """The unlucky end of its 95 % interval."""
+    reached: float
+    """What was measured, before it is set against what is known without listening."""
+    fact: str
+    """A sentence with the numbers."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    grade: Grade
+    headline: str
+    """One sentence."""
+    facts: tuple[str, ...]
+    """Sentences with the numbers behind it."""
+    doubts: tuple[str, ...]
+    """Why the evaluation cannot give a green light; empty if it can."""
+    shares: dict[str, float]
+    """Of each measure that was taken: 0 as without listening, 1 as with the images themselves."""
+
+    def __str__(self) -> str:
+        return f"{self.grade}: {self.headline}"
+
+
+def verdict(summary: Summary) -> Verdict:
+    measures = measured(summary)
+    doubts = tuple(doubts_of(summary))
+    found = {name: share.value for name, share in measures.items()}
+    facts = [share.fact for share in measures.values()]
+    if any(value >= HALF for value in found.values()):
+        grade, headline = "exposed", exposed(summary, measures)
+        if doubts:
+            facts.append("The evaluation is incomplete or flagged: what leaks is at least this much.")
+    elif doubts:
+        grade, headline = "not established", f"What a listener gets is not established: {doubts[0]}."
+    elif all(share.at_most < TENTH for share in measures.values()):
+        grade = "hidden"
+        headline = f"Nothing beyond the class was found by the {len(summary.attacks)} attacks of the suite {summary.suite}."
+    else:
+        grade, headline = "traces", f"A listener gets traces: {looks(summary, measures)}."
+    return Verdict(grade, headline, tuple(facts), doubts, found)
+
+
+def share_of(reached: float, known: float, original: float) -> float:
+    """How far `reached` lies on the way from `known` to `original`, from 0 to 1; 0 where there is no such way."""
+    return min(max((reached - known) / (original - known), 0.0), 1.0) if original > known else 0.0
+
+
+def measured(summary: Summary) -> dict[str, Share]:
+    """Each measure that the summary allows, by name; none where no attack gave a number."""
+    attacks = [attack for attack in summary.attacks.values() if attack.finite]
+    if not attacks:
+        return {}
+    found = {
+        "detail": detail(attacks), "structure": structure(attacks), "class": recognised(summary, attacks),
+        "person": person(summary, attacks), "image": image(attacks),
+    }  # fmt: skip
+    return {name: share for name, share in found.items() if share is not None}
+
+
+def beyond_class(attack: AttackResult) -> float:
+    """The share of what tells an image from its class mates that an attack gets right; without labels, from the mean image."""
+    wrong = attack.mse_over_ceiling if attack.residual_share is None else attack.residual_share
+    return share_of(1 - wrong, 0.0, 1.0)
+
+
+def listening(attacks: list[AttackResult]) -> list[AttackResult]:
+    """The attacks that look at z; all, where only floors were run."""
+    return [attack for attack in attacks if attack.method not in FLOORS] or attacks
+
+
+def detail(attacks: list[AttackResult]) -> Share:
+    best = max(listening(attacks), key=beyond_class)
+    value = beyond_class(best)
+    # The residual has no interval of its own; it is as uncertain as the MSE, of which it is a part.
+    lowest = best.mse_ci95[0] / best.mse if best.mse > 0 else 1.0
+    what = "an image from the mean image" if best.residual_share is None else "one image of a class from another"
+    fact = f"Of what tells {what}, {best.attack} rebuilds {value:.0%}."
+    return Share(value, 1 - (1 - value) * lowest if isfinite(lowest) else 1.0, value, fact)
+
+
+def floor_ssim(attacks: list[AttackResult]) -> float:
+    """The highest SSIM without listening; 0, that of unrelated images, where no floor was run."""
+    return max((attack.ssim for attack in attacks if attack.method in FLOORS), default=0.0)
+
+
+def structure(attacks: list[AttackResult]) -> Share:
+    best, floor = max(listening(attacks), key=lambda attack: attack.ssim), floor_ssim(attacks)
+    most = best.ssim_ci95[1]
+    fact = f"{best.attack} reaches an SSIM of {best.ssim:.2f}; a guess without listening has {floor:.2f}."
+    return Share(share_of(best.ssim, floor, 1.0), share_of(most, floor, 1.0) if isfinite(most) else 1.0, best.ssim, fact)
+
+
+def recognised(summary: Summary, attacks: list[AttackResult]) -> Share | None:
+    """What the judge says of attacks that show more than the class: a typical image of it is recognised and shows nobody."""
+    original, asked = summary.recognised_original, [attack for attack in attacks if attack.recognised is not None]
+    if original is None or not asked:
+        return None
+    telling = [attack for attack in asked if beyond_class(attack) >= TENTH]
+    if not telling:
+        return Share(0.0, 0.0, 0.0, "No attack rebuilds more than a typical image of the class, which may be recognised as well.")
+    typical = max((attack.recognised or 0.0 for attack in asked if attack.method in FLOORS), default=0.0)
+    known = max(typical, most_frequent(summary, "class"))
+    fact = "{} images are still recognised by a network that never saw the model ({:.0%} of the originals are)."
+    share = counted(telling, "recognised", known, original, fact)
+    if original - known >= TENTH:
+        return share
+    return share._replace(value=0.0, at_most=0.0, fact=f"{share.fact[:-1]}; so is an average image of the class ({known:.0%}).")
+
+
+def person(summary: Summary, attacks: list[AttackResult]) -> Share | None:
+    known = [attack for attack in attacks if attack.same_identity is not None]
+    original = max((attack.same_identity_original or 0.0 for attack in known), default=0.0)
+    fact = "The same person is found for {} rebuilt images ({:.0%} of the originals)."
+    return counted(known, "same_identity", most_frequent(summary, "identity"), original, fact) if known else None
+
+
+def image(attacks: list[AttackResult]) -> Share | None:
+    known = [attack for attack in attacks if attack.same_image is not None]
+    fact = "{} rebuilt images are matched to the very image that was sent."
+    return counted(known, "same_image", 0.0, 1.0, fact) if known else None
+
+
+def counted(attacks: list[AttackResult], judgement: str, known: float, original: float, fact: str) -> Share:
+    """The share of a judgement that is yes or no for each image, of the attack with the highest."""
+    best = max(attacks, key=lambda attack: getattr(attack, judgement))
+    reached = getattr(best, judgement)
+    most = wilson(round(reached * best.n_images), best.n_images)[1]
+    words = sentence(fact.format(of_ten(reached), original))
+    return Share(share_of(reached, known, original), share_of(most, known, original), reached, words)
+
+
+def most_frequent(summary: Summary, attribute: str) -> float:
+    """How often always saying the most frequent value is right; 0, which hides nothing, where no probe has counted."""
+    return summary.probes.get(attribute, {}).get("majority", 0.0)
+
+
+def of_ten(share: float) -> str:
+    """A share as people say it."""
+    tenths = round(10 * share)
+    return "nearly all" if tenths == 10 else "hardly any" if tenths == 0 else f"{tenths} of 10"
+
+
+def sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def exposed(summary: Summary, measures: dict[str, Share]) -> str:
+    """The headline of a leak: the most telling of what was found."""
+    high = {name: share.reached for name, share in measures.items() if share.value >= HALF}
+    if "person" in high:
+        told = "faces are still matched"
+    elif "class" in high:
+        told = f"{of_ten(high['class'])} images are still recognised"
+    elif "image" in high:
+        told = f"{of_ten(high['image'])} images are still matched to the one that was sent"
+    else:
+        told = "a listener gets the images"
+    return sentence(f"{told}: {looks(summary, measures)}.")
+
+
+def looks(summary: Summary, measures: dict[str, Share]) -> str:
+    """What the rebuilt images look like. SSIM goes by edges and texture, MSE mostly by large areas."""
+    assert summary.strongest is not None
+    shape, areas = measures["structure"].value, 1 - summary.strongest.mse_over_ceiling
+    if shape >= 1 - TENTH:
+        return "almost copies"
+    if shape >= HALF:
+        return "shapes and most of the detail"
+    if areas >= HALF:
+        return "colours and layout, " + ("some detail" if shape >= TENTH else "no detail")
+    return "a blur that hints at colours and layout" if areas >= TENTH or shape >= TENTH else "hardly more than the mean image"
+
+
+def doubts_of(summary: Summary) -> Iterator[str]:
+    """What a green light would need and this evaluation does not have."""
+    if summary.strongest is None:
+        yield "no attack gave a number"
+        return
+    for raised in summary.flags:
+        yield f"the flag {raised.flag} is raised ({raised.detail})"
+    if summary.suite is None:
+        yield "the attacks are somebody's own list and not a whole suite"
+    for name in getattr(summary, "incomplete", ()):
+        yield f"{name} of the suite {summary.suite} has not been run"
+    for name, why in summary.skipped.items():
+        if not why.startswith(NO_USE):
+            yield f"{name} was skipped ({why})"
+    for name, attack in summary.attacks.items():
+        if not attack.finite:
+            yield f"{name} gave no number"
+        if attack.weights_sha256 != summary.weights_sha256:
+            yield f"{name} attacked other weights"
+    if not any(attack.recognised is not None or attack.same_identity is not None for attack in summary.attacks.values()):
+        yield summary.no_judge or "no judge has looked at the rebuilt images"
