@@ -36,6 +36,8 @@ from splitveil.surrogates.shared.quantities import Quantity
 
 TRIES = 3
 """k-means++ starts at the first refresh, of which the best is kept; later ones go on from the means that are there."""
+LEAST = 1e-12
+"""Samples from which on a component counts as reached by a batch."""
 LARGEST_FULL = 1024
 """Dimensions up to which full covariances are kept."""
 
@@ -66,11 +68,11 @@ def responsibilities(x: Tensor, stored: Mixture, sigma: float) -> Tensor:
         squared = squared + (mean.square() * precision).sum(2).unsqueeze(1)
         half = 0.5 * torch.log(noisy / sigma**2).sum(2)  # [g, k]
     else:
-        eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
-        factor = torch.linalg.cholesky_ex(eye + covariance / sigma**2).L  # [g, k, d, d]
-        apart = (own.unsqueeze(1) - mean.unsqueeze(2)) / sigma  # [g, k, n, d]
-        squared = torch.linalg.solve_triangular(factor, apart.mT, upper=False).square().sum(2).mT
-        half = factor.diagonal(dim1=2, dim2=3).log().sum(2)
+        eye = torch.eye(x.shape[2], dtype=torch.float64, device=x.device)
+        factor = torch.linalg.cholesky_ex(eye + covariance.double() / sigma**2).L  # [g, k, d, d]
+        apart = (own.unsqueeze(1) - mean.unsqueeze(2)).double() / sigma  # [g, k, n, d]
+        squared = torch.linalg.solve_triangular(factor, apart.mT, upper=False).square().sum(2).mT.to(x.dtype)
+        half = factor.diagonal(dim1=2, dim2=3).log().sum(2).to(x.dtype)
     known = (weight > 0).any(1, keepdim=True)
     share = torch.where(weight > 0, weight, 1).log().masked_fill((weight == 0) & known, -torch.inf)  # [g, k]
     return torch.softmax((share - half).unsqueeze(1) - 0.5 * squared, 2)
@@ -83,7 +85,8 @@ def updated(x: Tensor, r: Tensor, stored: Mixture, prior: float) -> Mixture:
     mass = r.sum(1)  # [g, k]
     together = mass + extra
     pi = together / together.sum(1, keepdim=True).clamp_min(1e-12)
-    by = torch.where(together > 0, together, 1).unsqueeze(2)  # [g, k, 1]
+    # Without a prior a component may have a mass of 1e-40, whose square, in the gradient, would be 0.
+    by = together.clamp_min(LEAST).unsqueeze(2)  # [g, k, 1]
     if covariance.dim() == 3:
         middle = (weight.unsqueeze(2) * mean).sum(1, keepdim=True)
         own, offset = x - middle, mean - middle
@@ -99,9 +102,9 @@ def mixture_rate(pi: Tensor, covariance: Tensor, sigma: float) -> Tensor:
     if covariance.dim() == 3:
         nats = diagonal_rate(covariance, sigma)  # [g, k]
     else:
-        nats = log_diagonal(covariance / sigma**2).sum(-1)
+        nats = log_diagonal(covariance.double() / sigma**2).sum(-1).to(pi.dtype)
     # 0 log 0 = 0, and its gradient is not 0 * inf.
-    return (pi * (nats - torch.where(pi > 0, pi, 1).log())).sum(1)
+    return (pi * (nats - torch.where(pi > LEAST, pi, 1).log())).sum(1)
 
 
 def unbiased(found: Mixture, count: Tensor) -> Tensor:
@@ -159,6 +162,9 @@ class GMM(Surrogate[Config]):
         self.weight.copy_(found.weight)
         self.mean.copy_(found.mean)
         self.covariance.copy_(unbiased(found, count))
+        if c.covariance == "full":  # what rounding can take away, so that no direction has less than nothing
+            diagonal = self.covariance.diagonal(dim1=2, dim2=3)
+            diagonal += torch.finfo(features.dtype).eps * self.dim**0.5 * diagonal.amax(2, keepdim=True)
 
     def measure(self, x: Tensor, mask: Tensor, label: Tensor, batch: Tensor) -> Measured:
         """`batch` [g, d] are the variances of the batch itself, for classes without a mixture."""

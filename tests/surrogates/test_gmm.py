@@ -128,6 +128,29 @@ def test_a_component_that_is_not_used_leaves_no_nan_behind() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_without_a_prior_a_component_that_a_batch_hardly_reaches_stays_finite(form: str) -> None:
+    """At this distance a responsibility is 1e-36 to 1e-45, which float32 can hold and not divide by."""
+    surrogate: Any = build("gmm", dim=2, classes=1, sigma=1.0, components=2, prior=0.0, covariance=form)
+    surrogate.weight.fill_(0.5)
+    y = torch.zeros(4, dtype=torch.int64)
+    for distance in torch.linspace(12.8, 14.4, 33):
+        surrogate.mean[0, 1] = torch.tensor([distance, 0.0])
+        features = (0.1 * torch.randn(4, 2)).requires_grad_()
+        loss = surrogate(features, y).loss
+        (pull,) = torch.autograd.grad(loss, features)
+        assert torch.isfinite(loss)
+        assert torch.isfinite(pull).all()
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e-4])
+def test_full_covariances_have_their_digits_where_the_noise_is_small(sigma: float) -> None:
+    z, y = labelled(9, 300, d=24)
+    exact = refreshed(z, y, sigma=sigma, covariance="full", components=1)
+    single = refreshed(z.float(), y, sigma=sigma, covariance="full", components=1)
+    assert single(z[:60].float(), y[:60]).loss.item() == pytest.approx(exact(z[:60], y[:60]).loss.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_class_without_a_mixture_falls_back_to_the_rate_of_the_batch(form: str) -> None:
     z, y = labelled(3, 30)
     fresh = build("gmm", dim=4, classes=3, sigma=0.3, covariance=form).double()
