@@ -22,7 +22,7 @@ import tomli_w
 from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
-from splitveil.options import check_options, option
+from splitveil.options import changed_since, check_options, option
 from splitveil.own_code import check_imported
 from splitveil.read_file import read_bytes
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
@@ -147,6 +147,36 @@ def _cem(table: dict[str, Any]) -> CEMConfig:
     name = table.pop("surrogate", "none")
     surrogate = None if name == "none" else _options(SURROGATES, name, options.get(name, {}), f"cem.{name}")
     return _fill(CEMConfig, table | {"surrogate": surrogate}, "cem")
+
+
+def with_older_defaults(table: dict[str, Any]) -> dict[str, Any]:
+    """The table of a run's config.toml, in which options of the surrogate that it does not name have the value they had then.
+
+    config.toml names every option that is not None. One that lacks an option with a default therefore was written before that
+    option came, and its run is to go on as it was begun.
+    """
+    cem = table.get("cem", {})
+    name = cem.get("surrogate", "none")
+    if name == "none":
+        return table
+    given, changed = cem.get(name, {}), changed_since(SURROGATES[name].config)
+    if all(option in given for option, (default, _) in changed.items() if default is not None):
+        return table
+    older = {option: before for option, (_, before) in changed.items()}
+    return table | {"cem": cem | {name: older | given}}
+
+
+def as_begun(config: Config, begun: Config) -> Config:
+    """The config in which options of the surrogate that are at their default, which is another now, are as the run `begun` has
+    them: a run goes on with the recipe that it was begun with."""
+    new, old = config.cem.surrogate, begun.cem.surrogate
+    if new is None or type(new) is not type(old):
+        return config
+    kept = {
+        option: before for option, (default, before) in changed_since(type(new)).items()
+        if getattr(new, option) == default and getattr(old, option) == before
+    }  # fmt: skip
+    return dataclasses.replace(config, cem=dataclasses.replace(config.cem, surrogate=dataclasses.replace(new, **kept)))
 
 
 def _fill(cls: type, table: dict[str, Any], where: str) -> Any:

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml, without_none
+from splitveil.config import Config, as_begun, from_dict, read_toml, to_dict, to_toml, with_older_defaults, without_none
 from splitveil.registry import UserError
 
 try:
@@ -184,6 +184,11 @@ class Run:
         write_json(folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"})  # now it is a run folder
         return cls(folder, written)
 
+    @staticmethod
+    def continued(folder: Path, config: Config) -> Config:
+        """The config with which a training in `folder` begins or goes on: defaults are those of the day it was begun."""
+        return as_begun(config, Run.open(folder).config) if (folder / "schema.json").exists() else config
+
     @classmethod
     def open(cls, folder: Path) -> "Run":
         if not (folder / "schema.json").exists():
@@ -191,7 +196,7 @@ class Run:
         schema = read_json(folder / "schema.json").get("schema")
         if schema != SCHEMA:
             raise UserError(f"{folder} has schema {schema}, this splitveil reads {SCHEMA}; use the one that wrote it")
-        return cls(folder, from_dict(read_toml(folder / "config.toml")))
+        return cls(folder, from_dict(with_older_defaults(read_toml(folder / "config.toml"))))
 
     @property
     def config_sha256(self) -> str:

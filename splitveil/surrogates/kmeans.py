@@ -45,7 +45,7 @@ TRIES = 3
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"clusters": 5, "distance": "mean", "mix": "prior", "members": 8},
-    "reference": {"clusters": 15, "distance": "mean", "mix": "reference", "members": 1},
+    "reference": {"clusters": 15, "distance": "mean", "mix": "reference", "members": 1, "offset": 0.01},
     "as_written": {"clusters": 5, "distance": "sum", "mix": "batch", "members": 1, "offset": 1e-6},
 }
 """How the clusters of a class, and then the classes, come together also goes by the preset: see the table above."""

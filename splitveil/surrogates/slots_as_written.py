@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": {**PLAIN, "bank": 32},
     "as_written": {
         "start": "learned", "measure": "y", "form": "per_slot", "gates": "cooperative", "margin": "softplus",
-        "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0,
+        "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0, "offset": 0.01,
     },
 }  # fmt: skip
 DRAWS = 64

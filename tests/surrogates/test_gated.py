@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_a_loop_over_the_classes(space: str, form: str, seed
     generator = torch.Generator().manual_seed(seed)
     z, y = torch.randn(b, 5, generator=generator).double(), torch.randint(0, classes, (b,), generator=generator)
     torch.manual_seed(seed)
-    options: dict[str, Any] = {"gate_objective": "cooperative", "space": space, "form": form, "ess_floor": 0.0}
+    options: dict[str, Any] = {"gate_objective": "cooperative", "space": space, "form": form, "ess_floor": 0.0, "offset": 0.01}
     surrogate = build("gated", dim=5, classes=classes, sigma=0.1, capacity=b + 2, **options).double()
     loss = torch.zeros(())
     tau = 0.125 * 0.1**2 + 0.01

@@ -87,7 +87,7 @@ def test_the_reference_preset_is_a_loop_over_the_published_formula(
 @given(seed=st.integers(0, 10_000), b=st.integers(1, 40), prior=st.floats(0, 20))
 def test_the_default_is_a_loop_over_classes_and_clusters(seed: int, b: int, prior: float) -> None:
     z, y = labelled(seed, 150)
-    surrogate: Any = refreshed(z, y, prior=prior)
+    surrogate: Any = refreshed(z, y, prior=prior, offset=0.01)
     batch, labels = 1.5 * z[:b], y[:b]
     loss, variance = 0.0, [0.0] * 3
     for c, clusters in members(surrogate, batch, labels).items():

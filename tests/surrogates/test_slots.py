@@ -18,7 +18,7 @@ from splitveil.surrogates.slots_as_written import PapersSlotAttention, SlotsAsWr
 
 def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:
     torch.manual_seed(seed)
-    options = {"capacity": len(z), "bank": 0} | options
+    options = {"capacity": len(z), "bank": 0, "offset": 0.01} | options
     surrogate = build("slots", dim=z.shape[1], classes=classes, sigma=0.1, **options).to(z.dtype)
     assert isinstance(surrogate, Slots)
     if surrogate.refresh_every:
