@@ -1,15 +1,13 @@
 """What an audit gives back: the summary of its evaluation, and the folder that holds everything behind it."""
 
-import importlib
-import importlib.util
 import shutil
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.summary import AttackResult, RaisedFlag, Summary, WorstCase
+from splitveil.evaluation.verdict import Verdict, verdict
 from splitveil.registry import UserError
 from splitveil.report import write_report
 
@@ -63,13 +61,9 @@ class AuditReport:
         return self.summary.not_checked
 
     @property
-    def verdict(self) -> Any:
-        """The answer in plain words."""
-        if importlib.util.find_spec("splitveil.evaluation.verdict") is not None:
-            return importlib.import_module("splitveil.evaluation.verdict").verdict(self.summary)
-        from splitveil.report.facts import read_runs, verdict
-
-        return " ".join(verdict(read_runs([self.folder])))
+    def verdict(self) -> Verdict:
+        """The answer in plain words; docs/verdict.md says how it is found."""
+        return verdict(self.summary)
 
     def save(self, folder: str | Path) -> Path:
         """Keep the results in a folder of one's own; an audit that lies there is replaced."""

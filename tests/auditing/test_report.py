@@ -9,6 +9,7 @@ from small_net import attacker, private, trained_net
 import splitveil
 from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.summary import read_summary
+from splitveil.evaluation.verdict import verdict
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.testing import assert_leakage
@@ -59,8 +60,10 @@ def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path) -> No
     assert not (tmp_path / "audit" / "attacks" / "mean_image-0").exists()
 
 
-def test_the_verdict_is_a_sentence() -> None:
-    assert "ridge" in str(audited().verdict)
+def test_the_verdict_is_that_of_the_summary_and_an_own_list_of_attacks_gives_no_green_light() -> None:
+    report = audited()
+    assert report.verdict == verdict(report.summary)
+    assert report.verdict.grade in ("exposed", "not established")
 
 
 def test_without_a_number_there_is_no_worst_case() -> None:
