@@ -17,9 +17,12 @@ import torch
 from torch import nn
 
 from splitveil.auditing.channel import channel_of, names_of
+from splitveil.auditing.doors.exported import exported, load_program
 from splitveil.auditing.doors.function import black_box
 from splitveil.auditing.doors.module import cut_module, of_model, pair
-from splitveil.auditing.images import Pictures, as_sets, check_labels, few, read_images
+from splitveil.auditing.doors.onnx import onnx_edge
+from splitveil.auditing.doors.pairs import open_pairs
+from splitveil.auditing.images import Pictures, as_sets, check_labels, few, halves_of, read_images
 from splitveil.auditing.report import AuditReport
 from splitveil.auditing.subject import Subject, weights_sha256
 from splitveil.channel import Channel
@@ -45,28 +48,39 @@ says how many."""
 
 
 def audit(
-    net: Any, at: str | None = None, *, private: Any, attacker: Any = None, channel: Any = (), suite: str = "quick",
-    attacks: Sequence[Any] | None = None, targets: int | None = None, seed: int = 0, name: str = "audit",
+    net: Any = None, at: str | None = None, *, private: Any = None, attacker: Any = None, pairs: Any = None, channel: Any = (),
+    suite: str = "quick", attacks: Sequence[Any] | None = None, targets: int | None = None, seed: int = 0, name: str = "audit",
     folder: str | Path | None = None,
 ) -> AuditReport:  # fmt: skip
     """Attack what a model sends, and measure what comes of it.
 
-    net       an nn.Module with the name `at` of its cut, a pair (edge, cloud), a SplitModel, or a function (black box)
+    net       an nn.Module with the name `at` of its cut, a pair (edge, cloud), a SplitModel; or as a black box a function, the
+              path of an .onnx file, or a loaded torch.export program
     private   the images to protect: a Dataset, a DataLoader, arrays; with labels, accuracy is measured too
     attacker  images of the same kind that the attacker has; if not given, half of the private ones, drawn by the seed
+    pairs     in the place of all these: what was sent and the images, as an .npz, a .safetensors or a folder of .npy files
     channel   the defences between edge and cloud: objects, names, or tables such as {"name": "gaussian", "sigma": 0.1}
     suite     quick, standard or plus; or `attacks`, a list of names and tables
     targets   private images that are rebuilt, at most; accuracy is always over all of them
     folder    where results are kept; the same call goes on there where it was stopped
     """
-    chosen = chosen_attacks(suite, attacks)
-    with tempfile.TemporaryDirectory(prefix="splitveil-images-") as scratch:
-        mine = read_images(private, "private", Path(scratch))
-        theirs = None if attacker is None else read_images(attacker, "attacker", Path(scratch))
-        if theirs is None:
-            mine, theirs = halved(mine, seed)
-        subject = open_door(net, at, few(mine))
-        return run_audit(subject, mine, theirs, channel, chosen, targets, seed, name, folder)
+    chosen, notes = chosen_attacks(suite, attacks), ()
+    with tempfile.TemporaryDirectory(prefix="splitveil-images-") as place:
+        scratch = Path(place)
+        if pairs is not None:
+            if net is not None or private is not None or channel:
+                raise UserError("pairs hold the images and what was sent of them; leave out the model, private and channel")
+            subject, mine, theirs, notes = open_pairs(pairs, attacker, seed, scratch)
+        else:
+            if net is None or private is None:
+                raise UserError("an audit needs a model and private images, or pairs; give net and private=…, or pairs=…")
+            mine = read_images(private, "private", scratch)
+            if attacker is None:
+                mine, theirs = (mine.take(index) for index in halves_of(mine, seed))
+            else:
+                theirs = read_images(attacker, "attacker", scratch)
+            subject = open_door(net, at, few(mine))
+        return run_audit(subject, mine, theirs, channel, chosen, targets, seed, name, folder, notes)
 
 
 def open_door(net: Any, at: str | None, x: torch.Tensor) -> Subject:
@@ -79,9 +93,14 @@ def open_door(net: Any, at: str | None, x: torch.Tensor) -> Subject:
         return pair(net[0], net[1], x) if isinstance(net[0], nn.Module) else black_box(net[0], x, "the edge", cloud=net[1])
     if isinstance(net, nn.Module):
         return cut_module(net, at, x)
+    if at is not None:
+        raise UserError(f"at is {at!r}, but only an nn.Module is cut by name; leave it out")
+    if isinstance(net, torch.export.ExportedProgram):
+        return exported(net, x)
+    if isinstance(net, str | Path):
+        path = Path(net).expanduser()
+        return exported(load_program(path, trusted=False), x) if path.suffix == ".pt2" else onnx_edge(path, x)
     if callable(net):
-        if at is not None:
-            raise UserError(f"at is {at!r}, but a function has no submodules to be cut at; leave it out")
         return black_box(net, x, f"the function {getattr(net, '__name__', type(net).__name__)}")
     raise UserError(
         f"the model is a {type(net).__name__}, must be an nn.Module, a pair (edge, cloud), a SplitModel or a function"
@@ -101,15 +120,6 @@ def chosen_attacks(suite: str, attacks: Sequence[Any] | None) -> tuple[Any, ...]
     return from_dict({"attacks": [{"name": item} if isinstance(item, str) else item for item in attacks]}).attacks
 
 
-def halved(part: Pictures, seed: int) -> tuple[Pictures, Pictures]:
-    """Two halves of one set, balanced over the classes where they are known: the private one and the attacker's."""
-    if len(part) < 2:
-        raise UserError("private holds one image and attacker is not given; give the attacker images of its own")
-    labels = np.zeros(len(part), np.int64) if part.labels is None else part.labels
-    order = balanced_order(labels, seed_of(seed, "audit"))
-    return tuple(part.take(np.sort(half)) for half in np.array_split(order, 2))  # type: ignore[return-value]
-
-
 def sampled(private: ImageSet, z_numbers: int, targets: int | None, seed: int) -> ImageSet:
     """The private images that are rebuilt: all, or as many as fit, balanced over the classes."""
     numbers = max(int(np.prod(private.shape)), z_numbers)
@@ -123,7 +133,7 @@ def sampled(private: ImageSet, z_numbers: int, targets: int | None, seed: int) -
 
 def run_audit(
     subject: Subject, mine: Pictures, theirs: Pictures, channel: Any, attacks: tuple[Any, ...], targets: int | None, seed: int,
-    name: str, folder: str | Path | None,
+    name: str, folder: str | Path | None, notes: tuple[str, ...] = (),
 ) -> AuditReport:  # fmt: skip
     """Attack and measure what a door has found."""
     lacks, device = lacking(subject, mine, theirs), subject.device
@@ -131,7 +141,7 @@ def run_audit(
     private, auxiliary = as_sets(mine, theirs)
     test = sampled(private, subject.model.z_shape.numel(), targets, seed)
     built = channel_of(channel, subject.model).to(device)
-    defences, notes = names_of(built), notes_on(mine, theirs, private, test)
+    defences, notes = names_of(built), notes + notes_on(mine, theirs, private, test)
     splits = {"test": Part(len(test), test.digest()), "auxiliary": Part(len(auxiliary), auxiliary.digest())}
     digest = digest_of(subject.digest, of_channel(built, subject, few(mine)), *(part.sha256 for part in splits.values()))
     victim = Victim(

@@ -10,7 +10,7 @@ says whether it did. Images are read one after another into a file and from ther
 of them than fit; few images are kept in memory.
 """
 
-import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from splitveil.data import ImageSet
+from splitveil.data.splits import balanced_order
 from splitveil.registry import UserError
+from splitveil.rng import seed_of
 
 IN_MEMORY = 2**28
 """Bytes up to which images are kept in memory."""
@@ -107,9 +109,9 @@ def as_array(value: Any) -> np.ndarray:
 
 def gathered(batches: Iterable[tuple[np.ndarray, np.ndarray | None]], name: str, scratch: Path) -> Pictures:
     """All batches as one array: in memory, or mapped from a file where there are many."""
-    file, count, rounded, shape = scratch / f"{name}.uint8", 0, False, None
+    count, rounded, shape = 0, False, None
     labels: list[np.ndarray | None] = []
-    with open(file, "wb") as spool:
+    with tempfile.NamedTemporaryFile(dir=scratch, delete=False) as spool:
         for images, some in batches:
             pixels, changed = eight_bits(channels_first(images, name), name)
             if shape not in (None, pixels.shape[1:]):
@@ -121,7 +123,8 @@ def gathered(batches: Iterable[tuple[np.ndarray, np.ndarray | None]], name: str,
             labels.append(None if some is None else whole_labels(some, name))
     if shape is None:
         raise UserError(f"{name} holds no images; give some")
-    if os.path.getsize(file) > IN_MEMORY:
+    file = Path(spool.name)
+    if file.stat().st_size > IN_MEMORY:
         found = np.memmap(file, np.uint8, "r+", shape=(count, *shape))
     else:
         found = np.fromfile(file, np.uint8).reshape(count, *shape)
@@ -202,6 +205,15 @@ def as_sets(private: Pictures, attacker: Pictures) -> tuple[ImageSet, ImageSet]:
         )
         for part in (private, attacker)
     )  # type: ignore[return-value]
+
+
+def halves_of(part: Pictures, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two halves of one set, balanced over the classes where they are known: indices of the private one and the attacker's."""
+    if len(part) < 4:
+        raise UserError(f"there are {len(part)} images for both sides, needs 4 or more; give the attacker images of its own")
+    labels = np.zeros(len(part), np.int64) if part.labels is None else part.labels
+    mine, theirs = np.array_split(balanced_order(labels, seed_of(seed, "audit")), 2)
+    return np.sort(mine), np.sort(theirs)
 
 
 def few(part: Pictures, count: int = 8) -> Tensor:

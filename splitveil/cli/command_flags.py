@@ -75,6 +75,32 @@ ACCEPT_FLAG = Flag(
     repeats=True,
 )  # fmt: skip
 OUT = Flag("--out", "FILE", "Where the report is written, if not to report.html in the first of the folders.")
+AUDIT = (
+    Flag(
+        "--model",
+        "PKG.MODULE:NAME",
+        "A function that gives the network, or the network itself. The current folder is looked in too.",
+    ),
+    Flag("--weights", "FILE", "Put these weights into it: a .safetensors, or a .pt state dict of tensors alone."),
+    Flag("--at", "LAYER", "Where the network is cut: after this submodule, such as layer1."),
+    Flag("--edge", "PKG.MODULE:NAME", "In the place of --model: a function from images to what is sent (black box)."),
+    Flag("--onnx", "FILE", "In the place of --model: an ONNX file of the edge (black box)."),
+    Flag(
+        "--exported",
+        "FILE",
+        "In the place of --model: a torch.export file of the edge (black box). Loading it unpickles: see --trust.",
+    ),
+    Flag("--trust", "", "Load --exported, though a pickle can run any code."),
+    Flag(
+        "--pairs",
+        "FILE",
+        "In the place of a model and --data: what was sent, and the images. A .npz, a .safetensors, a folder of .npy.",
+    ),
+    Flag("--attacker-pairs", "FILE", "Those of the attacker; without them half of --pairs are the attacker's."),
+    Flag("--suite", "NAME", "Attack with a fixed list: quick (the default), standard or plus; or name attacks with --attacks."),
+    Flag("--targets", "N", "Private images that are rebuilt, at most. Accuracy is always over all of them."),
+)
+AUDIT_OUT = Flag("--out", "DIR", "Where results are kept; the same command goes on there.", default="audit")
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -93,6 +119,11 @@ COMMANDS = {
     "train": Command("train a split model; the same command resumes it", "[RECIPE.toml …]", (RUNS, EACH)),
     "attack": Command("attack trained runs", "RUN…", (ATTACKS, ONLY, SUITE)),
     "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF, HELD_TO, ACCEPT_FLAG)),
+    "audit": Command(
+        "attack and measure a model that splitveil did not train; the test split of --data is private, the auxiliary one is the "
+        "attacker's",
+        flags=(*AUDIT, FAIL_IF, ACCEPT_FLAG, AUDIT_OUT),
+    ),
     "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
     "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),

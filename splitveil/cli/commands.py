@@ -152,6 +152,14 @@ def evaluate_command(arguments: list[str]) -> None:
         sys.exit(3)
 
 
+def audit_command(arguments: list[str]) -> None:
+    """Audit a model of the user's own; exit code 3, with a line for each, if a condition of `--fail-if` holds."""
+    from splitveil.cli.audit import run_audit
+
+    if not run_audit(arguments):
+        sys.exit(3)
+
+
 def report_command(arguments: list[str]) -> None:
     from splitveil.report import write_report
 

@@ -148,7 +148,7 @@ def test_every_suite_s_attacks_work_on_images_that_are_not_square() -> None:
         ({"at": None}, "Normalised is a whole network; say where it is cut"),
         ({"at": "stme"}, "unknown cut 'stme'; did you mean 'stem'"),
         ({"net": (trained_net(),) * 3}, "the model is a tuple of 3, must be a pair"),
-        ({"net": lambda x: x, "at": "stem"}, "a function has no submodules"),
+        ({"net": lambda x: x, "at": "stem"}, "only an nn.Module is cut by name"),
         ({"net": lambda x: x.sum()}, r"returns \[\] for 8 images"),
         ({"net": lambda x: {"z": x}}, "returns a dict, must return one tensor"),
         ({"net": lambda x: x.matrix()}, r"fails on images of shape \[1, 8, 8\] \('Tensor' object has no attribute 'matrix'\)"),

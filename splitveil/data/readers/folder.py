@@ -1,7 +1,7 @@
 """folder: image files in folders, one folder for each class (FaceScrub, LFW, CelebA by person, anything).
 
     PATH/CLASS/*              all images, no official test part
-    PATH/train/CLASS/*  PATH/test/CLASS/*     with one; every class of test must be in train
+    PATH/train/CLASS/*  PATH/test/CLASS/*     with one; every class of test must be in train; val/ stands in for test/
 
 Classes are the folders' names in sorted order, and images are sorted by name. Every file that is not hidden must be an image in
 one of FORMATS; a file that is not is an error that names it, and is never skipped. An image is turned upright (EXIF), cut to its
@@ -42,7 +42,7 @@ ONE_AT_A_TIME = Lock()
 @dataclass(frozen=True)
 class Config:
     path: str = ""
-    """The folder of class folders, or of train/ and test/."""
+    """The folder of class folders, or of train/ and test/ (or val/)."""
     size: int = option(64, at_least=8, at_most=1024)
     """Height and width in pixels."""
     grey: bool = False
@@ -155,5 +155,5 @@ def folder(path: str, size: int, grey: bool, identities: bool) -> Source:
     whole = root / "train" if parted else root
     classes = tuple(entry.name for entry in class_folders(whole))
     train = read_part(whole, classes, size, grey, identities)
-    tested = parted and (root / "test").is_dir()
-    return Source(train, read_part(root / "test", classes, size, grey, identities) if tested else None)
+    tests = [root / name for name in ("test", "val") if parted and (root / name).is_dir()]
+    return Source(train, read_part(tests[0], classes, size, grey, identities) if tests else None)
