@@ -63,4 +63,4 @@ def cells(summary: Summary) -> list[str]:
         ssim, psnr, ratio = summary.closest("ssim"), summary.closest("psnr"), best.mse / summary.ceiling_mse
         leak = [best.attack, f"{best.mse:.4f}", f"{ssim:.3f}", f"{psnr:.1f}", f"{ratio:.0%}"]
     bits = "∞" if summary.bits is None else f"{summary.bits:.0f}"
-    return [escape(summary.name), f"{summary.accuracy:.3f} ± {(high - low) / 2:.3f}", *leak, bits]
+    return [escape(summary.name), f"{summary.accuracy:.3f} ({low:.3f} to {high:.3f})", *leak, bits]

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from summaries import attack_result, summary, worst_of
 
+from splitveil.evaluation.evaluate import wilson
 from splitveil.evaluation.summary import RaisedFlag, Summary
 from splitveil.report.terminal import print_table
 
@@ -25,9 +26,16 @@ def test_the_table_fits_eighty_columns_and_shows_names_as_they_are(capsys: pytes
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     words = next(line.split() for line in out.splitlines() if "decoder" in line)
-    assert words == ["a[b]", "0.900", "±", "0.045", "decoder", "0.0100", "0.700", "20.0", "20%", "∞"]
+    assert words == ["a[b]", "0.900", "(0.850", "to", "0.940)", "decoder", "0.0100", "0.700", "20.0", "20%", "∞"]
     assert "none run" in out
     assert "flag a[b]: metric-ceiling (why)" in out
+
+
+def test_an_interval_is_printed_from_low_to_high_and_stays_below_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([replace(run(decoder=(0.02, 0.7, 17.0)), name="gaussian+cem", accuracy=1.0, accuracy_ci95=wilson(18, 18))])
+    out = capsys.readouterr().out
+    assert "1.000 (0.824 to 1.000)" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys: pytest.CaptureFixture[str]) -> None:
