@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The pip of PYTHON installs into .venv, so that venv needs no ensurepip (Debian packs that separately).
+# The pip of PYTHON installs into .venv, so that venv needs no ensurepip (Debian packs that separately). It installs a pip there too:
+# without one, `pip install` in the activated .venv would install somewhere else.
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two processes; the tests of a file stay in one of them, because they share what the file trains.
@@ -46,12 +47,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo 'installing into $(VENV); the first time this can take some minutes'
-	@$(INSTALL) --editable '.[report]'
+	@$(INSTALL) pip --editable '.[report]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo 'installing into $(VENV); the first time this can take some minutes'
-	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) pip --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:

@@ -101,6 +101,15 @@ AUDIT = (
     Flag("--targets", "N", "Private images that are rebuilt, at most. Accuracy is always over all of them."),
 )
 AUDIT_OUT = Flag("--out", "DIR", "Where results are kept; the same command goes on there.", default="audit")
+LEAK = Flag("--leak", "", "Attack every cut by a linear inverse, some seconds each, and show what it rebuilds.")
+WEIGHTS = Flag("--weights", "FILE", "Weights of the model (.safetensors); without them a registered model has random ones.")
+INPUT = Flag(
+    "--input", "C,H,W", "Shape of an image; images of --data are brought to it. Default is theirs, or 3,32,32 without --data."
+)
+IMAGES = Flag(
+    "--images", "N", "Images that the attacker of --leak has; fewer if z is so large that they need over 1 GiB.", "1000"
+)
+PICTURE = Flag("--out", "FILE", "Also draw the cuts, as .svg, .png or .pdf.")
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -126,6 +135,11 @@ COMMANDS = {
     ),
     "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
     "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
+    "cuts": Command(
+        "show where a model can be cut: what is sent, what the edge computes and, with --leak, what leaks",
+        "MODEL",
+        (LEAK, WEIGHTS, INPUT, IMAGES, PICTURE),
+    ),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
     "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),
 }
@@ -185,6 +199,8 @@ def command_help(command: str, flags: Iterable[Flag] = (), groups: dict[str, lis
     operands = f" {told.operands}" if told.operands else ""
     lines = [f"usage: splitveil {command}{operands}{' [flags]' if rows or groups else ''}", ""]
     lines += wrap(f"{told.about[0].upper()}{told.about[1:]}.", columns())
+    if "MODEL" in operands:
+        lines += ["MODEL is a name of `splitveil list models` or pkg.module:function, which returns an nn.Module."]
     if "RUN…" in operands:
         lines += ["RUN is a run folder, such as runs/demo/bottleneck, or a folder of run folders."]
     for title, table in ({"": rows} | (groups or {})).items():

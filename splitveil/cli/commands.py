@@ -206,6 +206,19 @@ def list_command(arguments: list[str]) -> None:
             print(f"  {name:<19}{entry.summary}{f' [{entry.origin}]' if entry.origin else ''}")
 
 
+def cuts_command(arguments: list[str]) -> None:
+    """Where a model can be cut; the flags of data and model (--data.path, --model.width) are those of train."""
+    if HELP & set(arguments):
+        print(command_help("cuts"), "`splitveil train --model NAME --data NAME --help` shows their flags.", sep="\n")
+        return
+    from splitveil.cli.cuts import cuts
+
+    own, rest = take_flags(COMMANDS["cuts"].flags, arguments)
+    if not rest or rest[0].startswith("-"):
+        raise UserError("cuts needs a model first: a name such as vgg11, or pkg.module:function")
+    cuts(rest[0], own, rest[1:])
+
+
 def data_command(arguments: list[str]) -> None:
     """`check` reads a set and says what it is; `prepare` may download it first."""
     if HELP & set(arguments):

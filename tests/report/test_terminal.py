@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from summaries import attack_result, summary, worst_of
 
+from splitveil.evaluation.evaluate import wilson
 from splitveil.evaluation.summary import RaisedFlag, Summary
 from splitveil.report.terminal import cells, print_table
 
@@ -36,6 +37,13 @@ def test_the_verdict_on_each_run_comes_first(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("exposed a[b]: A listener gets the images")
     assert lines[1].startswith("not established a[b]: What a listener gets is not established: no attack")
+
+
+def test_an_interval_is_printed_from_low_to_high_and_stays_below_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([replace(run(decoder=(0.02, 0.7, 17.0)), name="gaussian+cem", accuracy=1.0, accuracy_ci95=wilson(18, 18))])
+    out = capsys.readouterr().out
+    assert "1.000 (0.824 to 1.000)" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys: pytest.CaptureFixture[str]) -> None:
