@@ -70,6 +70,7 @@ ACCEPT_FLAG = Flag(
     repeats=True,
 )  # fmt: skip
 OUT = Flag("--out", "FILE", "Where the report is written, if not to report.html in the first of the folders.")
+ANYWAY = Flag("--anyway", "", "Report runs together although their numbers do not compare, such as those on other test images.")
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -88,7 +89,7 @@ COMMANDS = {
     "train": Command("train a split model; the same command resumes it", "[RECIPE.toml …]", (RUNS, EACH)),
     "attack": Command("attack trained runs", "RUN…", (ATTACKS, ONLY, SUITE)),
     "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF, HELD_TO, ACCEPT_FLAG)),
-    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
+    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT, ANYWAY)),
     "list": Command("show every surrogate, defence, attack, model and data set"),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
     "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),

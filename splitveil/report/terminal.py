@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from splitveil.evaluation.comparable import differences, groups
+from splitveil.evaluation.gate import incomplete
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.worst_case import over_seeds
 
@@ -37,6 +39,17 @@ def seed_lines(summaries: list[Summary]) -> list[str]:
 
 
 def print_table(summaries: list[Summary]) -> None:
+    """Print runs that compare in one table; those that do not get tables of their own, with the reason."""
+    apart = groups(summaries)
+    for group in apart:
+        print_side_by_side(group, seed_lines(summaries) if group is apart[-1] else [])
+    for group in apart[1:]:
+        why = "; ".join(differences(apart[0][0], group[0]))
+        Console().print(f"{group[0].name} does not compare with {apart[0][0].name}: {why}", highlight=False, markup=False)
+
+
+def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
+    """One table, what belongs to its rows, and further lines."""
     title = f"{summaries[0].n_test} test images; each figure is that of its best attack"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for column in ("run", "accuracy", "attack", "MSE", "SSIM", "PSNR", "of ceiling", "bits"):
@@ -45,8 +58,9 @@ def print_table(summaries: list[Summary]) -> None:
         table.add_row(*cells(summary))
     console = Console()
     console.print(table)
-    lines = [line for summary in summaries for line in worst_line(summary)] + seed_lines(summaries)
+    lines = [line for summary in summaries for line in worst_line(summary)] + further
     lines += [f"{s.name}: {name} skipped, {why}" for s in summaries for name, why in s.skipped.items()]
+    lines += [line for summary in summaries for line in incomplete(summary)]
     for line in lines:
         console.print(line, highlight=False, markup=False)
     for summary in summaries:

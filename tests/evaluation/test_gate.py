@@ -122,7 +122,7 @@ def test_a_suite_that_was_begun_must_be_finished_whatever_is_asked_for_later(
     assert splitveil("evaluate", run) == 0
     capsys.readouterr()
     assert splitveil("evaluate", run, *harmless) == 3
-    assert "tiny: suite standard is incomplete, without a number are ridge, mask" in capsys.readouterr().err
+    assert "tiny: suite standard is incomplete, without a number: ridge, mask" in capsys.readouterr().err
     assert splitveil("evaluate", run, "--suite", "quick", *harmless) == 0  # asked for by name, and finished
     assert splitveil("evaluate", run, "--suite", "plus", *harmless) == 3
     assert splitveil("attack", run, "--suite", "quick") == 0
