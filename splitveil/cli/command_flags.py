@@ -110,6 +110,7 @@ IMAGES = Flag(
     "--images", "N", "Images that the attacker of --leak has; fewer if z is so large that they need over 1 GiB.", "1000"
 )
 PICTURE = Flag("--out", "FILE", "Also draw the cuts, as .svg, .png or .pdf.")
+ANYWAY = Flag("--anyway", "", "Report runs together although their numbers do not compare, such as those on other test images.")
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -133,7 +134,7 @@ COMMANDS = {
         "attacker's",
         flags=(*AUDIT, FAIL_IF, ACCEPT_FLAG, AUDIT_OUT),
     ),
-    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
+    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT, ANYWAY)),
     "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
     "cuts": Command(
         "show where a model can be cut: what is sent, what the edge computes and, with --leak, what leaks",

@@ -165,7 +165,7 @@ def report_command(arguments: list[str]) -> None:
 
     own, operands = read_flags("report", COMMANDS["report"].flags, arguments)
     folders = run_folders("report", operands)
-    print(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html")))
+    print(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html"), own["--anyway"]))
 
 
 def demo_command(arguments: list[str]) -> None:

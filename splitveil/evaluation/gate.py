@@ -44,14 +44,17 @@ def uncounted(folder: Path, summary: Summary) -> list[str]:
     return found
 
 
+def incomplete(summary: Summary) -> list[str]:
+    """A line if attacks of the suite have given no number."""
+    missing = ", ".join(summary.incomplete)
+    return [f"{summary.name}: suite {summary.suite} is incomplete, without a number: {missing}"] if missing else []
+
+
 def unfinished(folder: Path, summary: Summary, suite: str = "") -> list[str]:
-    """A line if attacks of the suite have given no number, and one if there are attacks that the summary does not count."""
-    told, later = held(summary, folder, suite), uncounted(folder, summary)
-    lines = []
-    if told.incomplete:
-        lines.append(f"{told.name}: suite {told.suite} is incomplete, without a number are {', '.join(told.incomplete)}")
+    """The same, and a line if there are attacks that the summary does not count."""
+    lines, later = incomplete(held(summary, folder, suite)), uncounted(folder, summary)
     if later:
-        lines.append(f"{told.name}: {', '.join(later)} came after summary.json; run `splitveil evaluate {folder}`")
+        lines.append(f"{summary.name}: {', '.join(later)} came after summary.json; run `splitveil evaluate {folder}`")
     return lines
 
 

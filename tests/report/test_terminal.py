@@ -4,7 +4,7 @@ import pytest
 from summaries import attack_result, summary, worst_of
 
 from splitveil.evaluation.evaluate import wilson
-from splitveil.evaluation.summary import RaisedFlag, Summary
+from splitveil.evaluation.summary import Part, RaisedFlag, Summary
 from splitveil.report.terminal import cells, print_table
 
 
@@ -56,3 +56,13 @@ def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys
     assert "worst case a-strength4 over 2 seeds: MSE 0.0080 (0.0080 to 0.0080)" in out
     assert out.count("worst case") == 3
     assert "a[b]: mask skipped, why [not]" in out
+
+
+def test_runs_that_do_not_compare_get_tables_of_their_own_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    first = replace(run(ridge=(0.02, 0.7, 17.0)), name="first", n_test=1000, incomplete=("gan", "fora"), suite="standard")
+    other = replace(first, name="other", n_test=50, splits={"test": Part(50, "test2")}, incomplete=())
+    print_table([first, other, replace(first, name="third", incomplete=())])
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.index("1000 test images") < out.index("third 0.900") < out.index("50 test images") < out.index("other 0.900")
+    assert "other does not compare with first: other test images (50 images, sha256 test2, not 1000" in out
+    assert "first: suite standard is incomplete, without a number: gan, fora" in out
