@@ -15,6 +15,7 @@ from splitveil.defences import Batch, Defence
 from splitveil.evaluation.attack_folder import read_attack, read_rows
 from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
+from splitveil.evaluation.degenerate import degenerate
 from splitveil.evaluation.flags import Evidence, raised
 from splitveil.evaluation.judges import attributes, why_no_classes
 from splitveil.evaluation.run_attacks import load_parts, trained_weights
@@ -28,6 +29,7 @@ from splitveil.metrics import probes
 from splitveil.metrics.cost import cost
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.metrics.lpips import lpips_or_why
+from splitveil.registry import UserError
 from splitveil.rng import stream
 from splitveil.runs import Run, read_json
 from splitveil.training.build import Parts
@@ -84,7 +86,9 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
         splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
         environment=read_json(run.folder / "environment.json"),
     )
-    summary = replace(summary, flags=raised(evidence_of(summary, run, parts, test)))
+    seen = torch.bincount(torch.from_numpy(splits.task.labels), minlength=test.classes).to(device) > 0
+    odd = degenerate(test.images, test.labels, outcome.z, seen)
+    summary = replace(summary, flags=raised(replace(evidence_of(summary, run, parts, test), degenerate=odd)))
     write_summary(run.folder, summary)
     return summary
 
@@ -106,13 +110,19 @@ def wilson(correct: int, total: int, deviations: float = 1.96) -> tuple[float, f
     share, d2 = correct / total, deviations**2
     centre = (share + d2 / (2 * total)) / (1 + d2 / total)
     half = deviations * (share * (1 - share) / total + d2 / (4 * total**2)) ** 0.5 / (1 + d2 / total)
-    return centre - half, centre + half
+    # An end at 0 or 1 is that exactly, which the formula gives up to rounding.
+    return 0.0 if correct == 0 else centre - half, 1.0 if correct == total else centre + half
 
 
 def ceiling_mse(auxiliary: DeviceImages, test: DeviceImages) -> float:
     """The error of always guessing the mean of the attacker's images: what an attack without z reaches."""
     mean = mean_of(auxiliary)
-    return float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    ceiling = float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    if ceiling == 0:
+        raise UserError(
+            "the mean of the attacker's images is every test image: nothing is left to rebuild; use images that differ"
+        )
+    return ceiling
 
 
 def which_act(names: list[str], parts: Parts, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:

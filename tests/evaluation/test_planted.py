@@ -109,6 +109,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images, test = (F.avg_pool2d(torch.from_numpy(part.images).float(), 4).round().byte().numpy() for part in parts)
     labels = {"labels": parts[0].labels, "test_labels": parts[1].labels}
     np.savez(folder / "small.npz", images=images, test_images=test, **labels)
+    alike = {name: np.zeros_like(values) for name, values in labels.items()}
+    np.savez(folder / "one_class.npz", images=images, test_images=test, **alike)
     return folder
 
 
@@ -148,6 +150,7 @@ class Plant:
     attacks: tuple[dict[str, Any], ...] = (attack("ridge"),)
     model: str = "wire"
     cem: dict[str, Any] | None = None
+    data: str = "small"
 
 
 NOISE = defence("gaussian", sigma=0.5)
@@ -200,6 +203,7 @@ PLANTS: dict[str, Plant] = {
     "channel-off-at-inference": Plant(
         "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
     ),
+    "degenerate": Plant("Gaussian noise; every image has the same label", (NOISE,), data="one_class"),
 }  # fmt: skip
 CLEAN = Plant(
     "keyed noise; decoders of two widths and with 4 releases, 12 epochs each, and `refine` from a decoder of 18 epochs",
@@ -215,7 +219,7 @@ CLEAN = Plant(
 def flags_of(plant: Plant, name: str, shelf: Path) -> dict[str, list[str]]:
     """Details by flag."""
     config = from_dict({
-        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / "small.npz")},
+        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / f"{plant.data}.npz")},
         "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
         "defences": list(plant.defences), "attacks": list(plant.attacks), "cem": plant.cem or {},
         "train": {"epochs": 1, "batch": 32, "augment": {"crop": 0, "flip": False}},
