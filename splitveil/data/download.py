@@ -4,9 +4,9 @@
     fetch_archive(published, root, name)    -> root/name, the archive's folder, unpacked as a whole or not at all
 
 Bytes arrive in file.part. After an interruption an HTTP Range request asks for the rest, in the same run or in the next one.
-Only https is spoken, also where a server redirects to: some published checksums are md5, which does not stop whoever can change
-what is on the wire. Nothing is fetched unless the user sets `download = true`; without it `missing` says which files to put
-where. We do not use the library pooch, because it cannot resume a download.
+Only https is spoken, also where a server redirects to: the published checksums are md5, which alone is too weak a seal. Nothing
+is fetched unless the user sets `download = true`; without it `missing` says which files to put where. We do not use the library
+pooch, because it cannot resume a download.
 """
 
 import hashlib

@@ -123,6 +123,14 @@ def joined(a: ImageSet, b: ImageSet) -> ImageSet:
 
 def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
     """The four parts of a data set; the same seed gives the same parts on every machine."""
+    splits = cut_parts(source, config, seed)
+    first = splits.test.images[0]
+    if all(np.array_equal(first, image) for part in (splits.test, splits.auxiliary) for image in part.images):
+        raise UserError("all images are equal, so there is nothing to rebuild and nothing to protect; is it the right file?")
+    return splits
+
+
+def cut_parts(source: Source, config: SplitsConfig, seed: int) -> Splits:
     seed = seed_of(seed, "splits")
     shares = {"task": config.task, "validation": config.validation, "auxiliary": config.auxiliary}
     if config.by_identity:

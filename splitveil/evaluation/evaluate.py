@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from splitveil.attacks.mean_image import mean_of
+from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Sides, Splits
 from splitveil.defences import Batch, Defence
@@ -17,6 +19,7 @@ from splitveil.evaluation.attack_folder import read_attack, read_rows
 from splitveil.evaluation.begun import begin_suite_of
 from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
+from splitveil.evaluation.degenerate import degenerate
 from splitveil.evaluation.flags import Evidence, not_checked, raised
 from splitveil.evaluation.gate import held
 from splitveil.evaluation.judges import attributes, why_no_classes
@@ -31,6 +34,7 @@ from splitveil.metrics import probes
 from splitveil.metrics.cost import Cost, cost
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.metrics.lpips import lpips_or_why
+from splitveil.registry import UserError
 from splitveil.rng import stream
 from splitveil.runs import Run, measuring, read_json
 from splitveil.training.build import Parts
@@ -108,7 +112,8 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         **origin,
     )
     summary = held(summary, kept.folder, suite)
-    summary = replace(summary, flags=raised(evidence_of(summary, victim, training)))
+    odd = degenerate(test.images, None if "labels" in lacks else test.labels, outcome.z, classes_of(victim.task, test))
+    summary = replace(summary, flags=raised(replace(evidence_of(summary, victim, training), degenerate=odd)))
     write_summary(kept.folder, summary)
     return summary
 
@@ -163,13 +168,26 @@ def wilson(correct: float, total: int, deviations: float = 1.96) -> tuple[float,
     share, d2 = correct / total, deviations**2
     centre = (share + d2 / (2 * total)) / (1 + d2 / total)
     half = deviations * (share * (1 - share) / total + d2 / (4 * total**2)) ** 0.5 / (1 + d2 / total)
-    return centre - half, centre + half
+    # An end at 0 or 1 is that exactly, which the formula gives up to rounding.
+    return 0.0 if correct == 0 else centre - half, 1.0 if correct == total else centre + half
 
 
 def ceiling_mse(auxiliary: DeviceImages, test: DeviceImages) -> float:
     """The error of always guessing the mean of the attacker's images: what an attack without z reaches."""
     mean = mean_of(auxiliary)
-    return float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    ceiling = float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    if ceiling == 0:
+        raise UserError(
+            "the mean of the attacker's images is every test image: nothing is left to rebuild; use images that differ"
+        )
+    return ceiling
+
+
+def classes_of(task: ImageSet | None, test: DeviceImages) -> Tensor:
+    """True for each class that the model was trained with [classes]; all of them where that is not known."""
+    if task is None:
+        return torch.ones(test.classes, dtype=torch.bool, device=test.device)
+    return torch.bincount(torch.from_numpy(task.labels), minlength=test.classes).to(test.device) > 0
 
 
 def which_act(names: Sequence[str], parts: Parts | Victim, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:

@@ -35,6 +35,8 @@ class Evidence:
     """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
     loss_share: float | None = None
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
+    degenerate: Sequence[str] = ()
+    """Corner cases of the test images and of z, from degenerate.py."""
 
     @property
     def collapsed_late(self) -> float:
@@ -106,7 +108,9 @@ BEATEN = 1.01
 )
 def beaten_by_mean(evidence: Evidence) -> Iterator[str]:
     for name, attack in evidence.attacks.items():
-        if not attack.mse <= BEATEN * evidence.ceiling_mse:  # written so that NaN, an attack that diverged, raises it too
+        if not attack.finite:
+            yield f"{name} diverged and has no MSE, the mean image's is {evidence.ceiling_mse:.4f}"
+        elif attack.mse > BEATEN * evidence.ceiling_mse:
             yield f"{name}: MSE {attack.mse:.4f}, the mean image's is {evidence.ceiling_mse:.4f}"
 
 
@@ -344,3 +348,14 @@ def mask_aware_gap(evidence: Evidence) -> Iterator[str]:
 def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
     if evidence.mode_difference is not None:
         yield evidence.mode_difference
+
+
+@flag(
+    "degenerate",
+    raised_if="there is one test image, one class or one image a class, test images of a class that was not trained on, equal "
+    "test images, or a z that is the same for all of them",
+    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ",
+    do="test on more images of more classes; where z never differs, look at the edge's training (rate, initialisation)",
+)
+def degenerate(evidence: Evidence) -> Iterator[str]:
+    yield from evidence.degenerate

@@ -145,9 +145,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
     images, labels = (part.numpy() for part in small_images())
     images = images.astype(np.uint8)
-    np.savez(
-        folder / "small.npz", images=images[:1300], labels=labels[:1300], test_images=images[1300:], test_labels=labels[1300:]
-    )
+    parts = {"images": images[:1300], "test_images": images[1300:]}
+    known = {"labels": labels[:1300], "test_labels": labels[1300:]}
+    np.savez(folder / "small.npz", **parts, **known)
+    np.savez(folder / "one_class.npz", **parts, **{name: np.zeros_like(values) for name, values in known.items()})
     return folder
 
 
@@ -188,6 +189,7 @@ class Plant:
     attacks: tuple[dict[str, Any], ...] = (attack("ridge"),)
     model: str = "wire"
     cem: dict[str, Any] | None = None
+    data: str = "small"
 
 
 NOISE = defence("gaussian", sigma=0.5)
@@ -240,6 +242,7 @@ PLANTS: dict[str, Plant] = {
     "channel-off-at-inference": Plant(
         "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
     ),
+    "degenerate": Plant("Gaussian noise; every image has the same label", (NOISE,), data="one_class"),
 }  # fmt: skip
 GRADED = {
     "exposed": Plant("no defence: z is the image", (), ()),
@@ -260,7 +263,7 @@ CLEAN = Plant(
 
 def summary_of(plant: Plant, name: str, shelf: Path) -> Summary:
     config = from_dict({
-        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / "small.npz")},
+        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / f"{plant.data}.npz")},
         "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
         "defences": list(plant.defences), "attacks": list(plant.attacks), "cem": plant.cem or {},
         "train": {"epochs": 1, "batch": 32, "augment": {"crop": 0, "flip": False}},

@@ -92,13 +92,14 @@ def too_large(file: Path, pixels: str) -> UserError:
 
 def square(picture: Image.Image, size: int, grey: bool, file: Path) -> np.ndarray:
     """The central square of a picture, upright, as uint8 [size, size] or [size, size, 3]."""
-    upright = ImageOps.exif_transpose(picture)
-    if upright.mode[0] in "IF":
+    ImageOps.exif_transpose(picture, in_place=True)  # a copy of a large picture would take its memory twice
+    if picture.mode[0] in "IF":
         # Pillow would clip 16-bit values to 255, which leaves a white picture.
-        raise UserError(f"{file} has {upright.mode} pixels, must have 8 bits a channel; convert it to 8 bits")
-    if upright.mode in ("P", "PA"):  # a palette may hold transparency, which only RGBA can take over
-        upright = upright.convert("RGBA")
-    return np.asarray(ImageOps.fit(upright.convert("L" if grey else "RGB"), (size, size)))
+        raise UserError(f"{file} has {picture.mode} pixels, must have 8 bits a channel; convert it to 8 bits")
+    if picture.mode in ("P", "PA"):  # a palette may hold transparency, which only RGBA can take over
+        picture = picture.convert("RGBA")
+    wanted = "L" if grey else "RGB"
+    return np.asarray(ImageOps.fit(picture if picture.mode == wanted else picture.convert(wanted), (size, size)))
 
 
 def read_pictures(files: Sequence[Path], size: int, grey: bool) -> np.ndarray:
