@@ -17,6 +17,7 @@ from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
 from splitveil.evaluation.flags import Evidence, raised
 from splitveil.evaluation.judges import attributes, why_no_classes
+from splitveil.evaluation.predict_noise import predicted_noise
 from splitveil.evaluation.run_attacks import load_parts, trained_weights
 from splitveil.evaluation.score import on_the_wire
 from splitveil.evaluation.suites import suite_of
@@ -84,7 +85,9 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
         splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
         environment=read_json(run.folder / "environment.json"),
     )
-    summary = replace(summary, flags=raised(evidence_of(summary, run, parts, test)))
+    evidence = evidence_of(summary, run, parts, test)
+    evidence = replace(evidence, predicted_noise=predicted_noise(run, splits, parts, device))
+    summary = replace(summary, flags=raised(evidence))
     write_summary(run.folder, summary)
     return summary
 

@@ -33,6 +33,8 @@ class Evidence:
     """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
     loss_share: float | None = None
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
+    predicted_noise: str | None = None
+    """The seed or stream from which whoever has the run folder draws the noise again; None if none was found."""
 
     @property
     def collapsed_late(self) -> float:
@@ -315,3 +317,15 @@ def mask_aware_gap(evidence: Evidence) -> Iterator[str]:
 def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
     if evidence.mode_difference is not None:
         yield evidence.mode_difference
+
+
+@flag(
+    "noise-predictable",
+    raised_if="somebody who has the run folder draws the noise of a release again: what `send` adds without a generator is that "
+    "of torch's own generator after loading, or of a seed that was tried (2,000 and those of the config)",
+    why="noise that can be drawn again can be subtracted, and then nothing protects z",
+    do="draw by splitveil.noise with the generator that send is given, and call channel.serve() on the device",
+)
+def noise_predictable(evidence: Evidence) -> Iterator[str]:
+    if evidence.predicted_noise is not None:
+        yield evidence.predicted_noise

@@ -24,6 +24,7 @@ from splitveil.defences.gaussian import add_noise
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.run_attacks import attack_run
+from splitveil.noise import uniform
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
 from splitveil.training.train_runs import train_run
 
@@ -57,7 +58,7 @@ class Ripple(Defence):
     """Hardly changes z, but its slope is up to 11 times that of z, with a random sign: only on average does it point anywhere."""
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        phase = 2 * torch.pi * torch.rand(z.shape, generator=generator, device=z.device)
+        phase = 2 * torch.pi * uniform(z, generator)
         return z + 0.05 * torch.sin(200 * z + phase)
 
     @property
@@ -74,6 +75,19 @@ class OnlyInTraining(Defence):
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.dropout((8 * z).round() / 8)
+
+
+class Careless(Defence):
+    """Draws from torch's own generator where it is given none, and loading a run seeds that one."""
+
+    noise_std = 0.5
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return z + 0.5 * torch.randn(z.shape, generator=generator)
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints(random=True, stand_in="identity", side_information={"sigma": 0.5})
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     DEFENCES.register("boaster", NoOptions)(Boaster)
     DEFENCES.register("ripple", NoOptions)(Ripple)
     DEFENCES.register("only_in_training", NoOptions)(OnlyInTraining)
+    DEFENCES.register("careless", NoOptions)(Careless)
     ATTACKS.register("least_squares", LeastSquaresConfig)(LeastSquares)
 
 
@@ -199,6 +214,10 @@ PLANTS: dict[str, Plant] = {
     ),
     "channel-off-at-inference": Plant(
         "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
+    ),
+    "noise-predictable": Plant(
+        "a user's defence that draws by torch.randn with the generator that it is given, or with none",
+        (defence("careless"),),
     ),
 }  # fmt: skip
 CLEAN = Plant(
