@@ -20,6 +20,7 @@ class NoisePlace(NamedTuple):
     first: int  # which defence adds it; the noises of others behind it may be joined to this one
     sigma: float  # standard deviation of all that is added here
     bounds: bool  # True if no defence behind it reads x, so that this noise bounds what is sent
+    exact: bool = False  # True if the bound covers floating point arithmetic
 
 
 class Noisy(NamedTuple):
@@ -27,6 +28,7 @@ class Noisy(NamedTuple):
 
     clean: Tensor  # [b, *z_shape]
     sigma: float
+    exact: bool = False  # True if this is so on a computer, and not of real numbers only
 
 
 def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
@@ -36,11 +38,11 @@ def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
         if defence.reads_x:
             places, untouched = [place._replace(bounds=False) for place in places], False
         if defence.noise_std is not None:
-            if untouched and type(defence).clean is Defence.clean:
+            if untouched and not defence.changes_before_noise:
                 before = places.pop()
-                places.append(before._replace(sigma=(before.sigma**2 + defence.noise_std**2) ** 0.5))
+                places.append(before._replace(sigma=(before.sigma**2 + defence.noise_std**2) ** 0.5, exact=False))
             else:
-                places.append(NoisePlace(i, defence.noise_std, bounds=True))
+                places.append(NoisePlace(i, defence.noise_std, True, defence.noise_is_exact))
             untouched = True
         elif type(defence).send is not Defence.send:
             untouched = False
@@ -86,11 +88,11 @@ class Channel(nn.Module):
         `clean`, and what changes it afterwards can only lose information, unless it reads x.
         """
         sent, found = z, list[Noisy]()
-        sigmas = {place.first: place.sigma for place in noise_places(self._stack()) if place.bounds}
+        places = {place.first: place for place in noise_places(self._stack()) if place.bounds}
         with self._service(generator):
             for i, defence in enumerate(self._stack()):
-                if i in sigmas:
-                    found.append(Noisy(defence.clean(sent, x), sigmas[i]))
+                if i in places:
+                    found.append(Noisy(defence.clean(sent, x), places[i].sigma, places[i].exact))
                 sent = defence.send(sent, x, generator)
         return sent.clone() if sent is z else sent, found
 

@@ -36,7 +36,7 @@ from splitveil.evaluation.judges import SHELF
 from splitveil.evaluation.run_attacks import attack_all
 from splitveil.evaluation.suites import suite as suite_named
 from splitveil.evaluation.summary import Part
-from splitveil.evaluation.victim import ACCURACY, LOG, Victim
+from splitveil.evaluation.victim import ACCURACY, FOLDER, LOG, Victim
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 from splitveil.runs import environment
@@ -174,7 +174,7 @@ def of_channel(channel: Channel, subject: Subject, x: torch.Tensor) -> str:
 
 def lacking(subject: Subject, mine: Pictures, theirs: Pictures) -> dict[str, str]:
     """What cannot be known in this audit, with why."""
-    lacks = {LOG: "an audit has no training log", **subject.lacks}
+    lacks = {LOG: "an audit has no training log", FOLDER: "an audit has no run folder that a device loads", **subject.lacks}
     if mine.labels is None:
         lacks |= {"labels": "the private images have no labels", ACCURACY: "the private images have no labels"}
     elif theirs.labels is None:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.defences.local_dp import add_laplace
 from splitveil.noise import below
 from splitveil.options import option
 from splitveil.registry import DEFENCES
@@ -45,8 +44,11 @@ class Config:
 
 
 def laplace(shape: tuple[int, ...], std: float) -> Tensor:
-    """Laplace noise with this standard deviation."""
-    return add_laplace(torch.zeros(shape), std / 2**0.5, None)
+    """Laplace noise with this standard deviation, the difference of two exponential variables. From torch's own generator, which
+    building a run seeds: these are weights.
+    """
+    first, second = (torch.empty(shape).exponential_() for _ in range(2))
+    return std / 2**0.5 * (first - second)
 
 
 def add_one_of(z: Tensor, library: Tensor, generator: torch.Generator | None) -> Tensor:

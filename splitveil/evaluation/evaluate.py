@@ -23,6 +23,7 @@ from splitveil.evaluation.degenerate import degenerate
 from splitveil.evaluation.flags import Evidence, not_checked, raised
 from splitveil.evaluation.gate import held
 from splitveil.evaluation.judges import attributes, why_no_classes
+from splitveil.evaluation.predict_noise import predicted_noise
 from splitveil.evaluation.run_attacks import load_parts, victim_of
 from splitveil.evaluation.score import on_the_wire
 from splitveil.evaluation.summary import AttackResult, Part, Probes, Summary, write_summary
@@ -52,14 +53,17 @@ class Training(NamedTuple):
     cem_inactive: int = 0
     collapsed: Sequence[float] = ()
     loss_share: float | None = None
+    predicted_noise: str | None = None
+    """From which stream whoever has the run folder draws the noise again; None if from none that was tried."""
 
 
 def evaluate_run(run: Run, splits: Splits, device: torch.device, suite: str = "") -> Summary:
     """Write and return the summary of a trained and attacked run, held to a suite by name, else to the largest begun in it."""
     parts = load_parts(run, splits, device)
+    training = training_of(run, parts)._replace(predicted_noise=predicted_noise(run, splits, parts, device))
     return evaluate(
         run, victim_of(run, splits, device, parts), tuple(type(defence).method for defence in run.config.defences),
-        training_of(run, parts), suite, config_sha256=run.config_sha256, environment=read_json(run.folder / "environment.json"),
+        training, suite, config_sha256=run.config_sha256, environment=read_json(run.folder / "environment.json"),
         splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
     )  # fmt: skip
 
@@ -113,7 +117,8 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
     )
     summary = held(summary, kept.folder, suite)
     odd = degenerate(test.images, None if "labels" in lacks else test.labels, outcome.z, classes_of(victim.task, test))
-    summary = replace(summary, flags=raised(replace(evidence_of(summary, victim, training), degenerate=odd)))
+    evidence = replace(evidence_of(summary, victim, training), degenerate=odd, predicted_noise=training.predicted_noise)
+    summary = replace(summary, flags=raised(evidence))
     write_summary(kept.folder, summary)
     return summary
 

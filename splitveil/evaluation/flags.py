@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
-from splitveil.evaluation.victim import DEFENCES, LOG
+from splitveil.evaluation.victim import DEFENCES, FOLDER, LOG
 from splitveil.registry import unknown
 from splitveil.training.health import COLLAPSED
 
@@ -37,6 +37,8 @@ class Evidence:
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
     degenerate: Sequence[str] = ()
     """Corner cases of the test images and of z, from degenerate.py."""
+    predicted_noise: str | None = None
+    """The seed or stream from which whoever has the run folder draws the noise again; None if none was found."""
 
     @property
     def collapsed_late(self) -> float:
@@ -359,3 +361,16 @@ def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
 )
 def degenerate(evidence: Evidence) -> Iterator[str]:
     yield from evidence.degenerate
+
+
+@flag(
+    "noise-predictable",
+    raised_if="somebody who has the run folder draws the noise of a release again: what `send` adds without a generator is that "
+    "of torch's own generator after loading, or of a seed that was tried (2,000 and those of the config)",
+    why="noise that can be drawn again can be subtracted, and then nothing protects z",
+    do="draw by splitveil.noise with the generator that send is given, and call channel.serve() on the device",
+    needs=FOLDER,
+)
+def noise_predictable(evidence: Evidence) -> Iterator[str]:
+    if evidence.predicted_noise is not None:
+        yield evidence.predicted_noise

@@ -21,8 +21,9 @@ from splitveil.data.loader import DeviceImages
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
-LOG, DEFENCES, ACCURACY = "log", "defences", "accuracy"
-"""What may be lacking beside the fields of a ThreatModel: the training's log, the defences as objects, labels and scores."""
+LOG, FOLDER, DEFENCES, ACCURACY = "log", "folder", "defences", "accuracy"
+"""What may be lacking beside the fields of a ThreatModel: the training's log, a run folder that the device loads, the defences as
+objects, labels and scores."""
 
 
 class NoCloud(nn.Module):

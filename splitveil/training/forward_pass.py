@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 
     def bits(self, y: Tensor, classes: int) -> float | None:
         """The smallest of the rate bounds that hold for what is sent; None if there is none."""
-        bounds = [rate_bits(clean, y, classes, sigma) for clean, sigma in self.noisy]
+        bounds = [rate_bits(place.clean, y, classes, place.sigma) for place in self.noisy]
         return min((bits for bits in bounds if bits is not None), default=None)
 
 
@@ -42,7 +42,7 @@ def run_pass(
             sent, noisy = channel.walk(z, x, generator)
             flat = z.flatten(1)
             features.append(flat)
-            places.append([Noisy(flat if clean is z else clean.flatten(1), sigma) for clean, sigma in noisy])
+            places.append([place._replace(clean=flat if place.clean is z else place.clean.flatten(1)) for place in noisy])
             if classify:
                 logits = model.cloud(sent)
                 correct.append(logits.argmax(1) == y)
@@ -50,7 +50,7 @@ def run_pass(
     whole, together = torch.cat(features), []
     for place in zip(*places):  # one of each batch
         same = place[0].clean is features[0]  # the usual case, which then costs no memory
-        together.append(Noisy(whole if same else torch.cat([part.clean for part in place]), place[0].sigma))
+        together.append(place[0]._replace(clean=whole if same else torch.cat([part.clean for part in place])))
     return Pass(torch.cat(correct), torch.stack(losses).sum() / len(images), whole, together)
 
 

@@ -263,13 +263,16 @@ def test_what_defences_guarantee_is_shown_where_they_do(make: Maker, tmp_path: P
         {"releases": 1, "epsilon": 10.0, "delta": 1e-5, "bits": 0.7216},
         {"releases": 64, "epsilon": 1280.0, "delta": 1e-5, "bits": 46.18},
     ]
-    private = make("private", defences=("bottleneck", "local_dp"), reports=({}, {"guarantees": rows}))
+    private = make("private", defences=("bottleneck", "local_dp"), reports=({}, {"guarantees": rows, "exact": True}))
     html = html_of([make("plain"), make("noisy", reports=({},)), private], tmp_path)
     assert "What the defences guarantee" in text_of(html)
     page = Page(html)
     assert ["private"] in page.rows
     assert ["local_dp", "1", "10", "1e-05", "0.722"] in page.rows
     assert ["local_dp", "64", "1280", "1e-05"] in [row[:4] for row in page.rows]
+    assert "Not for" not in text_of(html)
+    older = make("older", defences=("local_dp",), reports=({"guarantees": rows},))
+    assert "Not for older: evaluated when noise was made of floating point numbers" in text_of(html_of([older], tmp_path))
     assert "What the defences guarantee" not in text_of(html_of([make("other")], tmp_path))
 
 
