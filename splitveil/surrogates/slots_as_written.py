@@ -261,7 +261,8 @@ class SlotsAsWritten(Slots):
         if self.config.preset == "as_written":
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
-            penalty = torch.where(fallback, uniform, torch.minimum(found, uniform))
+            fallback = fallback | (found > self.rival(variance, groups))
+            penalty = torch.where(fallback, uniform, found)
         if on_z:
             variance = torch.where(fallback.unsqueeze(1), variance, spread.variance)
         weight = class_gate(groups.count, self.classes) if self.config.class_gate else torch.ones_like(groups.count)

@@ -116,7 +116,7 @@ def fallback(line: dict[str, Any], surrogate: str) -> str:
             "The defence may be inactive; if it does not recover, use preset=default"
         )
     collapsed = line.get("cem_collapsed", 0.0) > COLLAPSED
-    cause = "its attention " + ("collapsed" if collapsed else "or centres could not be used or found less spread")
+    cause = "its attention " + ("collapsed" if collapsed else "or centres could not be used or were no better")
     return (
         f"equal weights were used instead of those of {surrogate!r} {where}, because {cause}. The defence acts, but as 'uniform' "
         "would. While a surrogate starts that is normal; if cem_fallback in metrics.jsonl stays high, raise cem.warmup or "
