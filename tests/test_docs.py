@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import splitveil
 from benchmarks.bench.table import costs
 from splitveil.__main__ import COMMANDS
 from splitveil.cli.arguments import parse
@@ -104,3 +105,14 @@ def test_every_attack_has_a_page_with_a_row_for_every_option_and_no_other(name: 
     pages = ROOT / "docs" / "attacks"
     rows = re.findall(r"^\| `(\w+)` \|", (pages / f"{name}.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(field.name for field in dataclasses.fields(ATTACKS[name].config))
+
+
+def test_the_page_of_the_api_is_what_the_docstrings_say() -> None:
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    page = made.page()
+    assert (ROOT / "docs" / "api.md").read_text(encoding="utf-8") == page, "run `python docs/make_api.py`"
+    for name in splitveil.__all__:
+        assert re.search(rf"^### splitveil\.{name}(\.build)?$", page, re.MULTILINE), name

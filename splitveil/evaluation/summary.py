@@ -236,10 +236,6 @@ class Summary:
         """The attack with the lowest MSE; None where none was run or none gave a number."""
         return min((a for a in self.attacks.values() if a.finite), key=lambda a: a.mse, default=None)
 
-    def closest(self, metric: str) -> float:
-        """The highest SSIM or PSNR that any attack reached: a picture may be alike without the lowest MSE."""
-        return max(getattr(attack, metric) for attack in self.attacks.values() if attack.finite)
-
     @property
     def flag_names(self) -> list[str]:
         """Each flag that was raised, once, by name."""

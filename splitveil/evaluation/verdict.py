@@ -99,10 +99,16 @@ def measured(summary: Summary) -> dict[str, Share]:
     return {name: share for name, share in found.items() if share is not None}
 
 
+def wrong_share(attack: AttackResult) -> tuple[float, str]:
+    """What an attack gets wrong, as a share of what tells an image from its class mates; without labels, from the mean image."""
+    if attack.residual_share is not None and isfinite(attack.residual_share):  # a class of one image has none
+        return attack.residual_share, "one image of a class from another"
+    return attack.mse_over_ceiling, "an image from the mean image"
+
+
 def beyond_class(attack: AttackResult) -> float:
-    """The share of what tells an image from its class mates that an attack gets right; without labels, from the mean image."""
-    wrong = attack.mse_over_ceiling if attack.residual_share is None else attack.residual_share
-    return share_of(1 - wrong, 0.0, 1.0)
+    """What it gets right of that."""
+    return share_of(1 - wrong_share(attack)[0], 0.0, 1.0)
 
 
 def listening(attacks: list[AttackResult]) -> list[AttackResult]:
@@ -115,8 +121,7 @@ def detail(attacks: list[AttackResult]) -> Share:
     value = beyond_class(best)
     # The residual has no interval of its own; it is as uncertain as the MSE, of which it is a part.
     lowest = best.mse_ci95[0] / best.mse if best.mse > 0 else 1.0
-    what = "an image from the mean image" if best.residual_share is None else "one image of a class from another"
-    fact = f"Of what tells {what}, {best.attack} rebuilds {value:.0%}."
+    fact = f"Of what tells {wrong_share(best)[1]}, {best.attack} rebuilds {value:.0%}."
     return Share(value, 1 - (1 - value) * lowest if isfinite(lowest) else 1.0, value, fact)
 
 
@@ -143,7 +148,7 @@ def recognised(summary: Summary, attacks: list[AttackResult]) -> Share | None:
     typical = max((attack.recognised or 0.0 for attack in asked if attack.method in FLOORS), default=0.0)
     known = max(typical, most_frequent(summary, "class"))
     fact = "{} images are still recognised by a network that never saw the model ({:.0%} of the originals are)."
-    share = counted(telling, "recognised", known, original, fact)
+    share = judged(telling, "recognised", known, original, fact)
     if original - known >= TENTH:
         return share
     return share._replace(value=0.0, at_most=0.0, fact=f"{share.fact[:-1]}; so is an average image of the class ({known:.0%}).")
@@ -153,16 +158,16 @@ def person(summary: Summary, attacks: list[AttackResult]) -> Share | None:
     known = [attack for attack in attacks if attack.same_identity is not None]
     original = max((attack.same_identity_original or 0.0 for attack in known), default=0.0)
     fact = "The same person is found for {} rebuilt images ({:.0%} of the originals)."
-    return counted(known, "same_identity", most_frequent(summary, "identity"), original, fact) if known else None
+    return judged(known, "same_identity", most_frequent(summary, "identity"), original, fact) if known else None
 
 
 def image(attacks: list[AttackResult]) -> Share | None:
     known = [attack for attack in attacks if attack.same_image is not None]
     fact = "{} rebuilt images are matched to the very image that was sent."
-    return counted(known, "same_image", 0.0, 1.0, fact) if known else None
+    return judged(known, "same_image", 0.0, 1.0, fact) if known else None
 
 
-def counted(attacks: list[AttackResult], judgement: str, known: float, original: float, fact: str) -> Share:
+def judged(attacks: list[AttackResult], judgement: str, known: float, original: float, fact: str) -> Share:
     """The share of a judgement that is yes or no for each image, of the attack with the highest."""
     best = max(attacks, key=lambda attack: getattr(attack, judgement))
     reached = getattr(best, judgement)

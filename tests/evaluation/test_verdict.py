@@ -148,6 +148,7 @@ def test_few_images_leave_too_much_open_for_a_green_light() -> None:
 
 
 def test_without_labels_detail_is_what_tells_an_image_from_the_mean_image() -> None:
+    assert verdict(with_decoder(attacked(), residual_share=float("nan"))).grade == "exposed"
     said = verdict(with_decoder(attacked(), residual_share=None))
     assert said.shares["detail"] == pytest.approx(0.5)
     assert said.facts[0] == "Of what tells an image from the mean image, decoder rebuilds 50%."

@@ -240,7 +240,7 @@ def test_the_image_that_leaks_most_and_the_one_in_the_middle_can_be_compared_clo
     errors = 0.01 * np.linspace(0.9, 1.1, 40)
     for i in (0, 2):  # of the four samples that such an old folder kept
         assert f"ridge, MSE {small(errors[i])}, SSIM" in html
-    assert "Of 4 test images" in html
+    assert "Two of 4 test images" in html
     assert Page(html).tags.count("input") == 2
 
     samples = read_tensors(folder / "attacks" / "ridge-0" / "samples.safetensors")[0]
@@ -249,7 +249,7 @@ def test_the_image_that_leaks_most_and_the_one_in_the_middle_can_be_compared_clo
     write_tensors(folder / "attacks" / "ridge-0" / "samples.safetensors", new)
     html = html_of([folder], tmp_path)
     assert f"ridge, MSE {small(errors[20])}, SSIM" in html
-    assert "Of 40 test images" in html
+    assert "Two of 40 test images" in html
 
 
 def test_tau_is_spoken_of_only_where_it_is_drawn(make: Maker, tmp_path: Path) -> None:

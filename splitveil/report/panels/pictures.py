@@ -14,7 +14,7 @@ def context(runs: list[Shown]) -> dict[str, Any]:
 
 def closely(strongest: list[tuple[Shown, AttackResult]]) -> dict[str, list[Pair]]:
     """The image of each run that leaks most, and the one in the middle, by the run's strongest attack."""
-    found: dict[str, list[Pair]] = {"The image that leaks most": [], "The image in the middle": []}
+    found: dict[str, list[Pair]] = {"The image that leaks most": [], "The median: half leak more, half less": []}
     for run, attack in strongest:
         for pictures, pair in zip(found.values(), pairs(run, attack)):
             pictures.append(pair)

@@ -1,0 +1,61 @@
+"""Every file of examples/ runs, with fewer images than it has by default."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from summaries import attack_result, summary, worst_of
+
+import splitveil
+from splitveil.evaluation.summary import write_summary
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL: dict[str, dict[str, Any]] = {
+    "own_model": {"images": 200, "private": 60, "epochs": 1}, "own_data": {"images": 150, "private": 60},
+    "tensors_only": {"images": 200},
+}  # fmt: skip
+needs_audit = pytest.mark.skipif("audit" not in splitveil.__all__, reason="splitveil.audit is not there yet")
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SMALL, "ci_gate"}
+
+
+@needs_audit
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_runs_and_ends_with_a_verdict(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example(name).main(**SMALL[name])
+    out = capsys.readouterr().out
+    assert any(line.startswith(("exposed: ", "not established: ", "traces: ", "hidden: ")) for line in out.splitlines())
+    if name == "own_model":
+        assert (tmp_path / "audit" / "summary.json").exists()
+        assert "What can somebody on the wire see?" in (tmp_path / "audit.html").read_text(encoding="utf-8")
+
+
+def test_the_gate_of_ci_lets_a_good_release_pass_and_stops_a_leak_and_an_evaluation_with_gaps(tmp_path: Path) -> None:
+    gate = example("ci_gate")
+    judged = {"recognised": 0.1, "recognised_original": 0.9, "residual_share": 0.8}
+    good = summary("release", attack_result(**judged), suite="quick", worst_case=worst_of(), recognised_original=0.9)
+    write_summary(tmp_path, good)
+    gate.test_the_release_leaks_no_more_than_agreed(tmp_path)
+    gate.test_the_verdict_is_established(tmp_path)
+    write_summary(tmp_path, summary("leak", attack_result(**judged), suite="quick", worst_case=worst_of(ssim=0.7)))
+    with pytest.raises(AssertionError, match=r"leak: ssim is 0.7 \(worst case over 2 attacks\), which is ssim>=0.65"):
+        gate.test_the_release_leaks_no_more_than_agreed(tmp_path)
+    write_summary(tmp_path, summary("own list", attack_result(**judged | {"ssim": 0.1}), worst_case=worst_of()))
+    with pytest.raises(AssertionError, match="somebody's own list"):
+        gate.test_the_verdict_is_established(tmp_path)
