@@ -98,6 +98,7 @@ def evidence_of(summary: Summary, run: Run, parts: Parts, test: DeviceImages) ->
     return Evidence(
         summary.attacks, summary.ceiling_mse, summary.acting, summary.certificates, difference,
         None if parts.cem is None else last["cem_steps"], last["cem_inactive"], collapsed, share,
+        [line["cem_hidden"] for line in run.metrics() if "cem_hidden" in line],
     )  # fmt: skip
 
 

@@ -137,6 +137,12 @@ def keep_entropy(a: Tensor, equal: Tensor, floor: float) -> Tensor:
     return a + (equal - a) * ((floor - entropy) / (1 - entropy).clamp_min(1e-12)).clamp(0, 1)
 
 
+def hidden(beta: Tensor, penalty: Tensor, honest: Tensor) -> Tensor:
+    """The share of the loss with equal weights that the attention hides, over all classes; 0 where it hides nothing."""
+    whole = (beta * honest).sum()
+    return torch.where(whole > 0, 1 - (beta * penalty).sum() / whole.clamp_min(1e-12), 0).clamp_min(0)
+
+
 @SURROGATES.register("gated", Config)
 class Gated(Surrogate[Any]):
     """Attention over the samples of a class looks for the worst weighted variance, which the hinge brings down."""
@@ -151,6 +157,10 @@ class Gated(Surrogate[Any]):
             "Effective samples",
             "share of a class's samples that carry its weight; near 1: all samples count; below 0.25 (dashed) the alarm trips",
             "share", COLLAPSED,
+        ),
+        "hidden": Quantity(
+            "Loss hidden", "share of the loss with equal weights; should be 0; above 0.05 (dashed) the alarm trips",
+            "share", 0.05, True,
         ),
     }  # fmt: skip
     against_collapse = ("preset=default", "gate_objective=adversarial")
@@ -189,6 +199,14 @@ class Gated(Surrogate[Any]):
         """[..., d] normalised samples -> [...]."""
         return gate_logits(x, self.V, self.U, self.w)
 
+    @torch.no_grad()
+    def of_equal_weights(self, groups: Groups, equal: Tensor, uniform: Tensor) -> Tensor:
+        """[g], the penalty of equal weights in the space that is measured: `uniform`, or that of an untrained LayerNorm(x)."""
+        if self.config.space == "raw":
+            return uniform.detach()
+        plain = torch.nn.functional.layer_norm(groups.x, (self.dim,))
+        return self.penalty(self.variances(groups, equal, of=plain)[0])
+
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         cooperative = self.config.gate_objective == "cooperative"
         flat = self.config.space == "raw" and self.bank is None and not cooperative
@@ -217,8 +235,9 @@ class Gated(Surrogate[Any]):
             penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
         self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
-        less = found.detach() / uniform.detach().clamp_min(1e-12)
-        collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (uniform > 0))
+        honest = uniform.detach() if isinstance(groups, Seats) else self.of_equal_weights(groups, equal, uniform)
+        less = found.detach() / honest.clamp_min(1e-12)
+        collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (honest > 0))
         replaced = (less < 1 - 1e-4) & (self.config.gate_objective == "adversarial")
         beta = betas(groups)
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
@@ -228,6 +247,7 @@ class Gated(Surrogate[Any]):
             "attention_entropy": (beta * relative_entropy(a.detach(), total)).sum(),
             "effective_samples": (beta * ess).sum(),
             "collapsed": share_of_groups(collapsed, groups),
+            "hidden": hidden(beta, penalty.detach(), honest),
             "fallback": share_of_groups(replaced, groups),
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
