@@ -31,7 +31,7 @@ from splitveil.options import option
 from splitveil.registry import SURROGATES
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
 from splitveil.surrogates.shared.groups import (
-    GroupConfig,
+    BankByNeedConfig,
     Groups,
     Seats,
     betas,
@@ -47,7 +47,7 @@ from splitveil.surrogates.shared.quantities import Quantity
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"space": "raw", "gate_objective": "adversarial", "ess_floor": 0.5},
-    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0, "offset": 0.01},
+    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0, "offset": 0.01, "bank": 0},
 }
 COLLAPSED = 0.25
 """The alarm trips for a class if fewer effective samples than this share of it are left,"""
@@ -56,7 +56,7 @@ HIDDEN = 0.95
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig, GroupConfig):
+class Config(HingeConfig, BankByNeedConfig):
     preset: Literal["default", "as_written"] = "default"
     """Sets the options that are not given; `as_written` is the method as it was first proposed, which can be cheated."""
     gate_objective: Literal["adversarial", "stopgrad", "cooperative"] | None = None
