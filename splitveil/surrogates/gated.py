@@ -207,25 +207,38 @@ class Gated(Surrogate[Any]):
         plain = torch.nn.functional.layer_norm(groups.x, (self.dim,))
         return self.penalty(self.variances(groups, equal, of=plain)[0])
 
+    def rows(self, z: Tensor, y: Tensor) -> tuple[Tensor, Seats]:
+        """The samples, and where they sit: those of the batch as they come, or with a bank every place of every group."""
+        if self.bank is None:
+            return self.flat(z), self.seated(z, y)
+        x, mask, label, count, overflow, _ = self.grouped(z, y)
+        return x.flatten(0, 1), Seats(mask, label, count, overflow, torch.arange(mask.numel(), device=z.device))
+
+    def weighted(self, x: Tensor, seats: Seats, equal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The attention [g, n]; the variance under equal weights and under it [2, g, d], which only z feels; the latter again
+        [g, d], which only the attention feels."""
+        logits: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
+        a = self.attend(placed(logits, seats), seats.mask, equal)
+        return a, *flat_variances(x, seats, equal, a)
+
+    def weighted_as_compared(self, groups: Groups, equal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for a cooperative gate, which z feels too, and for statistics of LayerNorm(x)."""
+        cooperative, normalised = self.config.gate_objective == "cooperative", self.norm(groups.x)
+        measured = normalised if self.config.space == "normalised" else groups.x
+        a = self.attend(self.logits(normalised if cooperative else normalised.detach()), groups.mask, equal)
+        # Each by itself: in one pass the last bits of the first would depend on the second's weights.
+        under_a = self.variances(groups, a if cooperative else a.detach(), of=measured)
+        return a, torch.cat([self.variances(groups, equal), under_a]), self.variances(groups, a, of=measured.detach())[0]
+
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        cooperative = self.config.gate_objective == "cooperative"
-        flat = self.config.space == "raw" and self.bank is None and not cooperative
-        groups = self.seated(z, y) if flat else self.grouped(z, y)
-        mask, total = groups.mask, groups.total
-        equal = mask / total.clamp_min(1).unsqueeze(1)
+        compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised"
+        x, groups = (z, self.grouped(z, y)) if compared else self.rows(z, y)
+        total = groups.total
+        equal = groups.mask / total.clamp_min(1).unsqueeze(1)
         if isinstance(groups, Seats):
-            x = self.flat(z)
-            logits: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
-            a = self.attend(placed(logits, groups), mask, equal)
-            both, again = flat_variances(x, groups, equal, a)
-        else:  # the same on the padded groups, which hold what is remembered, and more rows
-            x, normalised = groups.x, self.norm(groups.x)
-            measured = normalised if self.config.space == "normalised" else x
-            a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
-            weights = a if cooperative else a.detach()
-            # Each by itself: in one pass the last bits of the first would depend on the second's weights.
-            both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
-            again = self.variances(groups, a, of=measured.detach())[0] if self.config.gate_objective == "adversarial" else both[1]
+            a, both, again = self.weighted(x, groups, equal)
+        else:
+            a, both, again = self.weighted_as_compared(groups, equal)
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])
         penalty = found

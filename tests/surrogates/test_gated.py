@@ -233,6 +233,22 @@ def test_the_pull_of_a_trained_adversarial_gate_is_the_derivative_at_its_weights
     torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
 
 
+@pytest.mark.parametrize("form", ["per_dimension", "trace"])
+@pytest.mark.parametrize("objective", ["adversarial", "stopgrad", "cooperative"])
+def test_a_bank_that_remembers_nothing_changes_nothing(objective: str, form: str) -> None:
+    z, y = (each[:50] for each in frozen("heavy"))  # unequal classes
+    told = []
+    for bank in (0, 6):
+        torch.manual_seed(0)
+        surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, gate_objective=objective, form=form, bank=bank).double()
+        torch.nn.init.normal_(surrogate.w)
+        features = z.double().requires_grad_()
+        output = surrogate(features, y)
+        pulls = torch.autograd.grad(output.loss, [features, *(p for p in surrogate.parameters() if p.requires_grad)])
+        told.append((output.loss, output.loss_uniform, output.diagnostics, pulls))
+    torch.testing.assert_close(*told)
+
+
 def test_under_stopgrad_z_does_not_feel_the_gate() -> None:
     z, y = frozen("heavy")
     surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, gate_objective="stopgrad").double()
