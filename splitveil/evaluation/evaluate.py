@@ -53,6 +53,7 @@ class Training(NamedTuple):
     cem_inactive: int = 0
     collapsed: Sequence[float] = ()
     loss_share: float | None = None
+    hidden: Sequence[float] = ()
     predicted_noise: str | None = None
     """From which stream whoever has the run folder draws the noise again; None if from none that was tried."""
 
@@ -126,18 +127,12 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
 def training_of(run: Run, parts: Parts) -> Training:
     """What a run's config and metrics.jsonl tell."""
     last, (collapsed, share) = run.last_metrics(), collapse_of(run.metrics())
+    hidden = [line["cem_hidden"] for line in run.metrics() if "cem_hidden" in line]
+    fared = Training(cem_inactive=last["cem_inactive"], collapsed=collapsed, loss_share=share, hidden=hidden)
     if parts.cem is None:
-        return Training(cem_inactive=last["cem_inactive"], collapsed=collapsed, loss_share=share)
-    cem = run.config.cem
-    return Training(
-        type(cem.surrogate).method,
-        cem.strength,
-        parts.cem.surrogate.tau,
-        last["cem_steps"],
-        last["cem_inactive"],
-        collapsed,
-        share,
-    )
+        return fared
+    method, tau = type(run.config.cem.surrogate).method, parts.cem.surrogate.tau
+    return fared._replace(surrogate=method, strength=run.config.cem.strength, tau=tau, cem_steps=last["cem_steps"])
 
 
 def evidence_of(summary: Summary, victim: Victim, training: Training) -> Evidence:
@@ -147,7 +142,7 @@ def evidence_of(summary: Summary, victim: Victim, training: Training) -> Evidenc
         difference = mode_difference(victim.channel, victim.model.edge(x), x, victim.seed)
     return Evidence(
         summary.attacks, summary.ceiling_mse, summary.acting, summary.certificates, difference, training.cem_steps,
-        training.cem_inactive, training.collapsed, training.loss_share,
+        training.cem_inactive, training.collapsed, training.loss_share, training.hidden,
     )  # fmt: skip
 
 

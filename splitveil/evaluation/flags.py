@@ -13,7 +13,7 @@ from typing import Any
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
 from splitveil.evaluation.victim import DEFENCES, FOLDER, LOG
 from splitveil.registry import unknown
-from splitveil.training.health import COLLAPSED
+from splitveil.training.health import COLLAPSED, HIDDEN
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Evidence:
     """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
     loss_share: float | None = None
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
+    hidden: Sequence[float] = ()
+    """For each epoch in which CEM acted: the share of the loss with equal weights that the attention hid."""
     degenerate: Sequence[str] = ()
     """Corner cases of the test images and of z, from degenerate.py."""
     predicted_noise: str | None = None
@@ -184,7 +186,7 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
 @flag(
     "attention-collapsed",
     raised_if="over the last third of the epochs in which CEM acted, the attention of more than half of the classes had "
-    "collapsed",
+    "collapsed, or it hid more than 5 % of the loss with equal weights",
     why="a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
     do="use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
     needs=LOG,
@@ -192,6 +194,8 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
 def attention_collapsed(evidence: Evidence) -> Iterator[str]:
     if evidence.collapsed_late > COLLAPSED:
         yield f"collapsed in {evidence.collapsed_late:.0%} of the classes, over the last third of the epochs"
+    elif (share := last_third(evidence.hidden)) > HIDDEN:
+        yield f"{share:.0%} of the loss with equal weights was hidden, over the last third of the epochs"
 
 
 def last_third(values: Sequence[float]) -> float:
