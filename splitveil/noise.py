@@ -75,23 +75,25 @@ class Ahead:
     """A stock of secret normal numbers in float32 that a thread makes before they are asked for. Each is handed out once."""
 
     def __init__(self) -> None:
+        self._wanted = False
         self._forget()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Empties the stock. A forked child has a copy of its parent's, and none of its threads."""
+        """Empties the stock: a forked child has a copy of its parent's, and none of its threads. `take` starts a new one."""
         self._changed, self._blocks, self._thread = threading.Condition(), deque[Tensor](), None
 
     def start(self) -> None:
         with self._changed:
+            self._wanted = True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._fill, name="splitveil noise", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
         with self._changed:
-            thread, self._thread = self._thread, None
+            thread, self._thread, self._wanted = self._thread, None, False
             self._blocks.clear()
             self._changed.notify_all()
         if thread is not None:
@@ -115,6 +117,8 @@ class Ahead:
 
     def take(self, count: int) -> Tensor | None:
         """Numbers from the stock; None if it does not have as many in one block."""
+        if self._wanted and self._thread is None:
+            self.start()
         with self._changed:
             while self._blocks and len(self._blocks[0]) < count <= BLOCK:
                 self._blocks.popleft()  # what is left of it is too little
