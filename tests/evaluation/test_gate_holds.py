@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gated import exit_code, small_suites, stopped_at, train_tiny
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from safetensors.torch import load, save
@@ -68,9 +68,9 @@ class Gate(RuleBasedStateMachine):
         weights, tables = weights_digest(self.folder), map(read_json, self.folder.glob("attacks/*/*.json"))
         return {table["attack"] for table in tables if table["weights_sha256"] == weights}
 
-    @initialize()
-    def attack_at_first(self) -> None:
-        assert exit_code("attack", self.folder) == 0
+    @initialize(names=st.sampled_from(["mean_image", "mean_image,ridge"]))
+    def attack_at_first(self, names: str) -> None:
+        assert exit_code("attack", self.folder, "--attacks", names, "--only") == 0
 
     @rule(names=st.lists(st.sampled_from(METHODS), min_size=1, max_size=2, unique=True), only=st.booleans())
     def attack_by_name(self, names: list[str], only: bool) -> None:
@@ -80,9 +80,9 @@ class Gate(RuleBasedStateMachine):
     def attack_with_options(self, passes: int) -> None:
         assert exit_code("attack", self.folder, "--attacks", "ridge", "--attacks.0.passes", str(passes)) == 0
 
-    @rule(name=st.sampled_from(sorted(SUITES)), stop=st.sampled_from([None, None, None, "ridge"]))
-    def attack_by_suite(self, name: str, stop: str | None) -> None:
-        with stopped_at(stop) if stop else nullcontext():
+    @rule(name=st.sampled_from(sorted(SUITES)), stop=st.booleans())
+    def attack_by_suite(self, name: str, stop: bool) -> None:
+        with stopped_at("ridge") if stop else nullcontext():
             assert exit_code("attack", self.folder, "--suite", name) in ((0, 130) if stop else (0,))
         self.begun.add(name)
 
@@ -102,20 +102,13 @@ class Gate(RuleBasedStateMachine):
         self.path.write_bytes(self.weights[which])
         self.before = {}
 
-    @rule()
-    def delete_the_summary(self) -> None:
-        (self.folder / "summary.json").unlink(missing_ok=True)
-
     @rule(data=st.data())
-    def delete_an_attack(self, data: st.DataObject) -> None:
-        folders = sorted(self.folder.glob("attacks/*/"))
-        if folders:
-            shutil.rmtree(data.draw(st.sampled_from(folders)))
+    def delete_the_summary_or_an_attack(self, data: st.DataObject) -> None:
+        doomed = data.draw(st.sampled_from(["summary.json", *sorted(p.name for p in self.folder.glob("attacks/*/"))]))
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        if doomed != "summary.json":
+            shutil.rmtree(self.folder / "attacks" / doomed)
             self.before = {}
-
-    @rule(suite=st.sampled_from(["", "quick"]))
-    def evaluate(self, suite: str) -> None:
-        assert exit_code("evaluate", self.folder, *(["--suite", suite] if suite else [])) in (0, 2)
 
     @rule(limit=st.sampled_from(LIMITS), suite=st.sampled_from(["", "", "quick"]))
     def judge(self, limit: float, suite: str) -> None:
@@ -124,7 +117,12 @@ class Gate(RuleBasedStateMachine):
         self.hold(limit, code == 0, suite)
 
     @rule()
-    def assert_it(self) -> None:
+    def evaluate_and_judge_by_every_limit(self) -> None:
+        assert exit_code("evaluate", self.folder) in (0, 2)
+        self.judge_what_is_written()
+
+    @rule()
+    def judge_what_is_written(self) -> None:
         for limit in LIMITS:
             try:
                 assert_leakage(self.folder, mse_above=limit)
@@ -140,7 +138,7 @@ class Gate(RuleBasedStateMachine):
             self.held |= {(limit, digest) for digest, mse in lying.items() if mse < limit}
             return
         assert not {(limit, digest) for digest in lying} & self.held
-        assert self.worst() >= limit
+        assert not self.worst() < limit  # NaN: a summary may be all that is left
         largest = suite or max(self.begun, key=lambda name: len(SUITES[name]), default="")
         assert SUITES.get(largest, set()) <= self.finished()
 
@@ -159,7 +157,7 @@ def test_a_gate_that_held_still_holds(pictures: Path, tmp_path: Path) -> None:
     Gate.trained, Gate.outcomes = train_tiny(pictures, tmp_path / "tiny"), Counter()
     with small_suites():
         run_state_machine_as_test(Gate, settings=settings(
-            max_examples=20, stateful_step_count=15, deadline=None, derandomize=True, database=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=40, stateful_step_count=10, deadline=None, derandomize=True, database=None,
+            suppress_health_check=list(HealthCheck), phases=[Phase.generate],  # to shrink a failure takes minutes
         ))  # fmt: skip
     assert min(Gate.outcomes["passed"], Gate.outcomes["failed"]) > 5, Gate.outcomes
