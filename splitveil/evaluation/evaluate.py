@@ -87,7 +87,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
         environment=read_json(run.folder / "environment.json"),
     )
     seen = torch.bincount(torch.from_numpy(splits.task.labels), minlength=test.classes).to(device) > 0
-    odd = degenerate(test.images, test.labels, outcome.z, seen)
+    odd = degenerate(test.images, test.labels, outcome.z, seen, float(outcome.loss))
     summary = replace(summary, flags=raised(replace(evidence_of(summary, run, parts, test), degenerate=odd)))
     write_summary(run.folder, summary)
     return summary

@@ -34,7 +34,7 @@ class Evidence:
     loss_share: float | None = None
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
     degenerate: Sequence[str] = ()
-    """Corner cases of the test images and of z, from degenerate.py."""
+    """Corner cases of the test images, of z and of the model, from degenerate.py."""
 
     @property
     def collapsed_late(self) -> float:
@@ -324,9 +324,10 @@ def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
 @flag(
     "degenerate",
     raised_if="there is one test image, one class or one image a class, test images of a class that was not trained on, equal "
-    "test images, or a z that is the same for all of them",
-    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ",
-    do="test on more images of more classes; where z never differs, look at the edge's training (rate, initialisation)",
+    "test images, a z that is the same for all of them, or a loss on them of more than 10,000 times that of guessing",
+    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ, and a "
+    "model that diverged is nobody's model",
+    do="test on more images of more classes; where z never differs or the loss is huge, train again at a lower rate",
 )
 def degenerate(evidence: Evidence) -> Iterator[str]:
     yield from evidence.degenerate
