@@ -117,7 +117,8 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         **origin,
     )
     summary = held(summary, kept.folder, suite)
-    odd = degenerate(test.images, None if "labels" in lacks else test.labels, outcome.z, classes_of(victim.task, test))
+    labels = None if "labels" in lacks else test.labels
+    odd = degenerate(test.images, labels, outcome.z, classes_of(victim.task, test), float(outcome.loss))
     evidence = replace(evidence_of(summary, victim, training), degenerate=odd, predicted_noise=training.predicted_noise)
     summary = replace(summary, flags=raised(evidence))
     write_summary(kept.folder, summary)

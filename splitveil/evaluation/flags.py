@@ -38,7 +38,7 @@ class Evidence:
     hidden: Sequence[float] = ()
     """For each epoch in which CEM acted: the share of the loss with equal weights that the attention hid."""
     degenerate: Sequence[str] = ()
-    """Corner cases of the test images and of z, from degenerate.py."""
+    """Corner cases of the test images, of z and of the model, from degenerate.py."""
     predicted_noise: str | None = None
     """The seed or stream from which whoever has the run folder draws the noise again; None if none was found."""
 
@@ -359,9 +359,10 @@ def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
 @flag(
     "degenerate",
     raised_if="there is one test image, one class or one image a class, test images of a class that was not trained on, equal "
-    "test images, or a z that is the same for all of them",
-    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ",
-    do="test on more images of more classes; where z never differs, look at the edge's training (rate, initialisation)",
+    "test images, a z that is the same for all of them, or a loss on them of more than 10,000 times that of guessing",
+    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ, and a "
+    "model that diverged is nobody's model",
+    do="test on more images of more classes; where z never differs or the loss is huge, train again at a lower rate",
 )
 def degenerate(evidence: Evidence) -> Iterator[str]:
     yield from evidence.degenerate

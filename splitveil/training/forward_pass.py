@@ -30,12 +30,8 @@ def run_pass(
     model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500, classify: bool = True
 ) -> Pass:
     """Every image once through edge, channel and, unless `classify` is False, cloud, in eval mode."""
-    features, places, correct, losses = (
-        [],
-        [],
-        [images.labels.new_zeros(0, dtype=torch.bool)],
-        [torch.zeros((), device=images.device)],
-    )
+    features, places = [], []
+    correct, losses = [images.labels.new_zeros(0, dtype=torch.bool)], [torch.zeros((), device=images.device)]
     with in_mode(model, False):
         for x, y in images.in_order(size):
             z = model.edge(x)

@@ -22,11 +22,10 @@ FALLBACK = 0.5
 """Share of the classes measured without the surrogate's own weights above which it counts as replaced."""
 OVERFLOW = 0.01
 """Share of a batch's samples that may go without a place among those of their class."""
-
-DIVERGED = 100.0
-"""A loss of more than so many times that of guessing, log(classes), is no longer a model that is sometimes wrong."""
+DIVERGED = 10_000.0
+"""A loss of more than so many times that of guessing, log(classes), is no model any more; noise of 30 times z gave 140."""
 OVERPOWERED = 1000.0
-"""Times the task's gradient that CEM's may be weighed at the cut; recipes have 0.01 to 10."""
+"""Times the task's gradient that CEM's may be weighed at the cut; recipes have 0.02 to 16."""
 
 
 def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, str]:
