@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitveil.attacks.mean_image import mean_of
 from splitveil.data import ImageSet
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.data.splits import Sides, Splits
 from splitveil.defences import Batch, Defence
 from splitveil.evaluation.attack_folder import read_attack, read_rows
@@ -138,7 +138,7 @@ def training_of(run: Run, parts: Parts) -> Training:
 
 def evidence_of(summary: Summary, victim: Victim, training: Training) -> Evidence:
     """What the flags look at: the summary so far, how CEM fared in training, and the channel's two modes."""
-    x = victim.test_images.take(slice(0, 256))
+    x = victim.test_images.take(slice(0, batch_size(victim.model.x_shape.numel(), 256)))
     with torch.no_grad():
         difference = mode_difference(victim.channel, victim.model.edge(x), x, victim.seed)
     return Evidence(

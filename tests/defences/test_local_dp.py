@@ -258,7 +258,7 @@ def test_nor_does_it_with_secret_noise(mechanism: str) -> None:
 @pytest.mark.parametrize("clip", ["norm", "box"])
 @pytest.mark.parametrize(("mechanism", "epsilon"), MECHANISMS)
 def test_the_best_test_of_all_is_right_no_more_often_than_privacy_permits(mechanism: str, epsilon: float, clip: str) -> None:
-    """The likelihood ratio of two z that are the farthest apart. (epsilon, delta) permits (e^epsilon + delta) / (1 + e^epsilon)."""
+    """The likelihood ratio of the two z farthest apart. (epsilon, delta) permits (e^epsilon + delta) / (1 + e^epsilon)."""
     defence, trials = built(mechanism=mechanism, epsilon=epsilon, clip=clip), 1600
     bound = ends(mechanism, clip)[1].double()
     if (mechanism, clip) == ("laplace", "norm"):
