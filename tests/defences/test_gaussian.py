@@ -7,6 +7,7 @@ from scipy import stats
 
 from splitveil import defences
 from splitveil.channel import Channel
+from splitveil.config import from_dict, to_dict, without_none
 from splitveil.metrics.leakage import rate_bits
 from splitveil.registry import UserError
 
@@ -87,3 +88,8 @@ def test_on_the_grid_the_noise_is_normal_around_z_rounded_to_a_step() -> None:
     assert (clean - z).abs().max() <= 0.3 / 4096 * 1.001
     noise = (defence.send(z, z, torch.Generator().manual_seed(0)) - clean) / 0.3
     assert stats.kstest(noise.numpy(), "norm").pvalue > 0.01
+
+
+def test_a_run_from_before_the_grid_has_the_settings_and_so_the_digest_that_it_had() -> None:
+    older = {"name": "gaussian", "sigma": 0.3}
+    assert without_none(to_dict(from_dict({"defences": [older]})))["defences"] == [older]
