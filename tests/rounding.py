@@ -21,15 +21,26 @@ def classes(sent: Tensor) -> Tensor:
     return ((bits >> 23) & 0xFF).long() * ENDINGS + torch.frexp(lowest.float()).exponent.long()
 
 
-def endings_given_exponent(sent: Tensor) -> Tensor:
-    counts = torch.bincount(classes(sent).flatten(), minlength=EXPONENTS * ENDINGS).view(EXPONENTS, ENDINGS).double() + 0.5
-    return counts.log() - counts.sum(1, keepdim=True).log()
+def counted(sent: Tensor) -> Tensor:
+    """How often each ending came with each exponent, [exponents, endings]."""
+    return torch.bincount(classes(sent).flatten(), minlength=EXPONENTS * ENDINGS).view(EXPONENTS, ENDINGS).double()
+
+
+def evidence_of(first: Tensor, second: Tensor) -> Tensor:
+    """log P[ending | exponent] under the second z less that under the first, from counts of both.
+
+    Both are drawn towards what they have in common, as if it had been seen once more in each exponent. Drawn towards anything
+    else, rare exponents would count as evidence, and exponents are size.
+    """
+    both = first + second
+    common = both / both.sum(1, keepdim=True).clamp_min(1)
+    shares = [(counts + common) / (counts.sum(1, keepdim=True) + 1) for counts in (first, second)]
+    return torch.where(both > 0, (shares[1] / shares[0]).log(), 0.0).flatten()
 
 
 def share_right(release: Callable[[int, int], Tensor], trials: int = 1000, lessons: int = 500) -> float:
     """How often it names the right one of two z; release(which, n) gives n releases [n, d]. A coin has 0.5."""
-    first, second = (endings_given_exponent(release(which, lessons)) for which in (0, 1))
-    evidence = (second - first).flatten()
+    evidence = evidence_of(*(counted(release(which, lessons)) for which in (0, 1)))
     right = 0.0
     for which in (0, 1):
         score = evidence[classes(release(which, trials))].sum(1)

@@ -82,6 +82,14 @@ def test_the_rounding_of_a_sum_shows_which_z_it_came_from_and_that_of_whole_step
     assert share_right(lambda which, n: stepped.send(z[which].expand(n, -1), x, generator)) == pytest.approx(0.5, abs=0.05)
 
 
+def test_nor_does_it_where_size_alone_tells_all() -> None:
+    """z = 0 and z = 0.9 sigma: a reader that let size in was right in 57 % of the trials."""
+    z, generator = (torch.zeros(2048), torch.full((2048,), 2048**-0.5)), torch.Generator().manual_seed(0)
+    stepped = defences.build("gaussian", sigma=0.025, grid=True)
+    right = share_right(lambda which, n: stepped.send(z[which].expand(n, -1), torch.empty(0), generator))
+    assert right == pytest.approx(0.5, abs=0.05)
+
+
 def test_on_the_grid_the_noise_is_normal_around_z_rounded_to_a_step() -> None:
     defence, z = defences.build("gaussian", sigma=0.3, grid=True), torch.linspace(-5, 5, 200_000)
     clean = defence.clean(z, z)

@@ -243,15 +243,15 @@ def reader(defence: LocalDP, mechanism: str, clip: str, generator: torch.Generat
 @pytest.mark.parametrize("clip", ["norm", "box"])
 @pytest.mark.parametrize(("mechanism", "epsilon"), MECHANISMS)
 def test_the_rounding_of_a_release_does_not_tell_which_z_it_came_from(mechanism: str, epsilon: float, clip: str) -> None:
-    """In float32 this reader was right in 97 to 100 % of the trials under gaussian, and in 68 to 79 % under laplace noise."""
+    """In float32 this reader was right in 96 to 100 % of the trials under gaussian, and in 68 to 77 % under laplace noise."""
     defence = built(mechanism=mechanism, epsilon=epsilon, clip=clip)
     assert share_right(reader(defence, mechanism, clip, seeded())) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-def test_nor_does_it_with_secret_noise(mechanism: str) -> None:
-    """Six standard errors of 4,000 trials are 0.047."""
-    defence = built(mechanism=mechanism, epsilon=1.0)
+@pytest.mark.parametrize(("mechanism", "epsilon"), [("gaussian", 1.0), ("laplace", 1.3)])
+def test_nor_does_it_with_secret_noise(mechanism: str, epsilon: float) -> None:
+    """Over 30 repeats with 4,000 trials each the share had a standard deviation of 0.009."""
+    defence = built(mechanism=mechanism, epsilon=epsilon)
     assert share_right(reader(defence, mechanism, "norm", None), trials=2000) == pytest.approx(0.5, abs=0.05)
 
 
