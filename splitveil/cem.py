@@ -61,6 +61,9 @@ class CEMConfig:
     """Factor on the surrogate's gradient; default is the surrogate's own."""
     clip: float | None = option(None, above=0)
     """Bound on the norm of CEM's gradient at the cut, as a multiple of the task gradient's norm there (each process's own)."""
+    damping: float | None = option(None, at_least=0, below=1)
+    """Momentum of the norm of CEM's gradient at the cut: a norm above its running mean, of which this share stays in a step, is
+    brought down to it (each process's own). Its direction is the batch's, since no two steps have the same samples."""
     lr: float = option(1e-3, above=0)
     """Learning rate of the Adam that trains the surrogate's own parameters, if it has any."""
     pool: int | None = option(None, above=0)
@@ -71,12 +74,19 @@ class CEMConfig:
     """Leakage to aim for, in bits an image: strength then rises and falls until the diagonal rate bound is there."""
     target_rate: float = option(0.01, above=0)
     """How fast strength follows the target: the most that its logarithm changes in a step."""
+    growth: float | None = option(None, above=1)
+    """Raises strength by this factor after an epoch at full strength in which the trend of validation accuracy did not fall: the
+    mean of the last two epochs against that of the two before, less 0.2 points."""
+    growth_most: float | None = option(None, above=1)
+    """The most by which `growth` raises strength in all; 5 unless given."""
 
 
 MEMORY = 256.0
 """Samples of a class over which `target_bits` averages its variance."""
 REACH = 1000.0
 """The most by which `target_bits` raises or lowers strength."""
+TOLERATED = 0.002
+"""Validation accuracy that `growth` takes for no loss."""
 
 
 def rescale(kind: str, lr: float) -> float:
@@ -121,6 +131,8 @@ class CEM(nn.Module):
     steps: Tensor
     skipped: Tensor
     inactive: Tensor
+    usual: Tensor
+    accuracies: Tensor
 
     def __init__(self, surrogate: Surrogate, *, sigma: float | None = None, **options: Any) -> None:
         """`options` are those of CEMConfig. `sigma` is the standard deviation of the channel's noise; target_bits needs it."""
@@ -131,6 +143,8 @@ class CEM(nn.Module):
         check_options(self.config, "cem: ")
         if self.config.target_bits is not None and not sigma:
             raise UserError("cem: target_bits needs Gaussian noise (the bound is infinite without); add 'gaussian'")
+        if self.config.target_bits is not None and self.config.growth is not None:
+            raise UserError("cem: target_bits and growth both set strength; leave one of them out")
         self.surrogate, self.sigma = surrogate, sigma
         self.warmup = surrogate.warmup if self.config.warmup is None else self.config.warmup
         self.loss_scale = surrogate.loss_scale if self.config.loss_scale is None else self.config.loss_scale
@@ -149,6 +163,10 @@ class CEM(nn.Module):
         if self.config.target_bits is not None:
             self.register_buffer("spread", torch.zeros(surrogate.classes, surrogate.dim))  # class variances, averaged
             self.register_buffer("known", torch.zeros(surrogate.classes))  # pairs of samples that they rest on
+        if self.config.damping is not None:
+            self.register_buffer("usual", torch.zeros(()))  # running mean of the gradient's norm; 0 before the first
+        if self.config.growth is not None:
+            self.register_buffer("accuracies", torch.full((4,), torch.nan))  # of the last epochs at full strength
         for counter in ("steps", "skipped", "inactive"):  # since the start of training, counted on the device
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
 
@@ -219,6 +237,25 @@ class CEM(nn.Module):
         """Give the surrogate the features of the whole training set."""
         self.surrogate.refresh(self.measured(z).flatten(1).float(), y)
 
+    def heed(self, epoch: int, accuracy: float) -> None:
+        """With `growth`: raise strength if the trend of validation accuracy allows it; called after each epoch."""
+        if self.config.growth is None or not self.full_strength(epoch):
+            return
+        self.accuracies.copy_(torch.cat([self.accuracies[1:], self.accuracies.new_tensor([accuracy])]))
+        trend = self.accuracies[2:].mean() - self.accuracies[:2].mean()  # NaN before the fourth
+        raised = (self.multiplier * self.config.growth).clamp_max(self.config.growth_most or 5.0)
+        self.multiplier.copy_(torch.where(trend >= -TOLERATED, raised, self.multiplier))
+
+    def _damped(self, gradient: Tensor, finite: Tensor) -> Tensor:
+        """The gradient with its norm held to the running mean of norms, which this step then joins."""
+        if self.config.damping is None:
+            return gradient
+        now = norm(gradient).to(self.usual.dtype)
+        known = finite & (now > 0)
+        mean = torch.where(self.usual > 0, torch.lerp(now, self.usual, self.config.damping), now)
+        self.usual.copy_(torch.where(known, mean, self.usual))
+        return gradient * torch.where(known, mean / now.clamp_min(1e-30), 1).clamp_max(1).to(gradient.dtype)
+
     @torch.no_grad()
     def _aim(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
         """Dual ascent on strength: raise it while more bits get through than the target allows, lower it while fewer do."""
@@ -271,6 +308,7 @@ class CEM(nn.Module):
         rest = torch.cat([output.loss.view(1), *(pull.flatten() for pull in pulls)])
         ends = torch.stack([low, high, *torch.aminmax(rest)])
         finite = everywhere(ends.isfinite().all())
+        gradient = self._damped(gradient, finite)
         self.seen, self.gradient = z, torch.where(finite, self.coef * self.multiplier * gradient, 0)
         self.steps += 1
         self.skipped += ~finite

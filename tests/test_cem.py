@@ -544,6 +544,43 @@ def test_all_processes_skip_a_step_that_one_of_them_must_skip(monkeypatch: pytes
     assert all(torch.equal(before[name], value) for name, value in cem.surrogate.state_dict().items())
 
 
+def test_damping_holds_a_jump_of_the_gradient_to_the_running_mean_of_its_norm() -> None:
+    cem = active_cem(strength=1.0, lr_rescale="off", damping=0.9)
+    total, task, entropy = gradient_at_the_cut(cem)
+    torch.testing.assert_close(total - task, entropy)  # the first is what is usual
+    assert cem.usual.item() == pytest.approx(entropy.norm().item())
+    usual = cem.usual.mul_(0.1).item()  # as if all before had been a tenth
+    total, task, entropy = gradient_at_the_cut(cem)
+    added = total - task
+    assert added.norm().item() == pytest.approx(0.9 * usual + 0.1 * entropy.norm().item(), rel=1e-5)
+    assert F.cosine_similarity(added.flatten(), entropy.flatten(), dim=0) > 1 - 1e-9  # shortened, not turned
+    cem.usual.mul_(100)
+    total, task, entropy = gradient_at_the_cut(cem)
+    torch.testing.assert_close(total - task, entropy)  # a small one is left as it is
+
+
+def test_strength_grows_while_validation_accuracy_does_not_fall_and_not_beyond_its_bound() -> None:
+    cem = active_cem(growth=1.5, growth_most=3.0, warmup=2)
+    for epoch in range(5):  # two of warm-up, and three from which no trend can be told
+        cem.heed(epoch, 0.8)
+    assert cem.multiplier == 1
+    cem.heed(5, 0.8)
+    assert cem.multiplier == 1.5
+    cem.heed(6, 0.7)
+    assert cem.multiplier == 1.5  # it falls: strength stays
+    for epoch in range(7, 20):
+        cem.heed(epoch, 0.8)
+    assert cem.multiplier == 3
+    again = active_cem(growth=1.5, growth_most=3.0, warmup=2)
+    again.load_state_dict(cem.state_dict())
+    assert torch.equal(again.accuracies, cem.accuracies)
+
+
+def test_two_options_that_both_set_strength_are_refused() -> None:
+    with pytest.raises(UserError, match="both set strength"):
+        CEM(surrogates.build("rate", dim=2, classes=2, sigma=0.1), target_bits=5.0, growth=1.1, sigma=0.1)
+
+
 def features(spread: float, b: int = 60) -> tuple[Tensor, Tensor]:
     z = spread * torch.randn(b, 8, generator=torch.Generator().manual_seed(0))
     return z, torch.arange(b) % CLASSES

@@ -28,6 +28,11 @@ def in_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def first_process() -> bool:
+    """True in the process that speaks to the user."""
+    return not in_group() or dist.get_rank() == 0
+
+
 def gather(tensor: Tensor) -> Tensor:
     """The tensors of all processes, one after the other along the batch; the tensor itself outside a process group."""
     if not in_group():

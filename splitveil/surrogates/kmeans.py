@@ -39,7 +39,7 @@ from torch import Tensor
 from splitveil.options import option
 from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
-from splitveil.statistics.clustering import kmeans
+from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
 from splitveil.surrogates.shared.centres import HasCentres
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
@@ -82,6 +82,8 @@ class Config(HingeConfig):
     """Clusters that lost all their images go to where images are far from their centres."""
     charge_modes: bool = option(True, before=False)
     """True if the loss counts what a sample's cluster tells; only in preset `default` with form log."""
+    variance_limit: float | None = option(None, above=1)
+    """At a refresh, a class starts anew, by k-means++, if a cluster has more than this multiple of its mean variance; off."""
     variance_clip: float | None = option(None, above=0)
     """Bounds a cluster's variance in a batch by this multiple of the stored one, against outliers; off."""
 
@@ -160,6 +162,18 @@ def clipped(batch: Tensor, stored: Tensor, clip: float | None) -> Tensor:
     return batch if clip is None else torch.where((stored > 0) & (batch > clip * stored), clip * stored, batch)
 
 
+def without_wide(stored: Clusters, limit: float | None) -> Clusters:
+    """The clusters without those of classes of which one is `limit` times as wide as they are on average; they are seeded anew.
+
+    All of such a class, because the wide cluster alone would come back to where it was: nobody else serves its samples.
+    """
+    if limit is None:
+        return stored
+    mean = (stored.weight * stored.variance).sum(1, keepdim=True)
+    wide = ((stored.variance > limit * mean) & (stored.weight > 0)).any(1, keepdim=True)
+    return stored._replace(weight=torch.where(wide, 0, stored.weight))
+
+
 @SURROGATES.register("kmeans", Config)
 class KMeans(HasCentres, Surrogate[Any]):
     """Spread around the k-means centres of each class, which are refreshed over the training set every epoch."""
@@ -185,7 +199,7 @@ class KMeans(HasCentres, Surrogate[Any]):
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """k-means of every class; the first time from k-means++, then from the centres that are there."""
-        start = self.stored() if self.images > 0 else None
+        start = without_wide(self.stored(), self.config.variance_limit) if self.images > 0 else None
         c = self.config
         found = kmeans(features, labels, self.classes, c.clusters, start=start, tries=TRIES, members=c.members, reseed=c.reseed)
         self.store(found)

@@ -55,6 +55,8 @@ class Config(HingeConfig, GroupConfig):
     """Rounds of slot attention."""
     heads: int = option(4, at_least=1)
     """Heads of the cross attention; fewer where they do not divide its width."""
+    ffn: int = option(2, at_least=1)
+    """Width of the feed-forward part behind the cross attention, as a multiple of slot_dim; Flamingo has 4."""
     slot_power: float = option(2.0, above=0)
     """Sharpens who belongs where; 1 is the plain softmax."""
     equal_weights: Literal["unbiased", "biased"] = option("unbiased", before="biased")
@@ -142,12 +144,12 @@ class SlotAttention(nn.Module):
 class GatedCrossAttention(nn.Module):
     """Samples [g, n, h] look at the slots [g, s, h] of their group; both branches open from tanh(0.1)."""
 
-    def __init__(self, h: int, heads: int) -> None:
+    def __init__(self, h: int, heads: int, wide: int = 2) -> None:
         super().__init__()
         self.to_q, self.to_kv = nn.Linear(h, h, bias=False), nn.Linear(h, 2 * h, bias=False)
         self.out = nn.Linear(h, h, bias=False)
         self.heads, self.norm, self.norm_slots = heads, nn.LayerNorm(h), nn.LayerNorm(h)
-        self.ffn = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, 2 * h), nn.GELU(), nn.Linear(2 * h, h))
+        self.ffn = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, wide * h), nn.GELU(), nn.Linear(wide * h, h))
         self.alpha_attention, self.alpha_ffn = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
 
     def forward(self, x: Tensor, slots: Tensor, dead: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +174,7 @@ class Slots(HasCentres, Surrogate[Config]):
         # Where features do not fit, orthonormal rows, under which unit variances stay so.
         self.project = nn.Parameter(torch.eye(d) if d <= h else torch.linalg.qr(torch.randn(d, h)).Q.T.contiguous())
         self.attention = self.attention_of(h)
-        self.cross = GatedCrossAttention(h, gcd(h, config.heads))
+        self.cross = GatedCrossAttention(h, gcd(h, config.heads), config.ffn)
         self.make_centres(space.classes, config.slots, d)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 

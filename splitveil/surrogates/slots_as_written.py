@@ -9,7 +9,9 @@ What it does otherwise than slots.py; each part is an option of its own, so that
     margin       (1 / beta') log(1 + exp(beta' (log v - log level - m))) in the place of the hinge
     class_gate   sigmoid(a (M/B - b)) on each class
     shutoff      a zero loss for the first 100 calls, or when the mean gate passes its limits
-    print_every  statistics every 200 calls; here at the end of an epoch, because no step waits for the device
+    print_every  statistics every 200 calls; on a GPU at the end of an epoch, because no step waits for the device
+    wait_for_centres   "non-random centres": a zero loss for a class whose centres no refresh has computed. Off by default, since
+                       slots that start at a draw from a Gaussian have no centres; in a training they come with the first refresh
 
 A gate that the loss trains can close, and then there is no loss ("cooperative"). "adversarial" gates have mean 1 over the
 dimensions and are trained to find the worst. Under preset `default` a class whose gates close is measured with equal weights.
@@ -26,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.compute.process_group import first_process
 from splitveil.options import option
 from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import FeatureSpace, SurrogateOutput, filled
@@ -36,7 +39,7 @@ from splitveil.surrogates.slots import Config as SlotsConfig
 
 PLAIN: dict[str, Any] = {
     "start": "centres", "measure": "z", "form": "pooled", "gates": "off", "margin": "hinge", "mass_power": 1.0,
-    "class_gate": False, "shutoff": 0, "print_every": 0,
+    "class_gate": False, "shutoff": 0, "print_every": 0, "wait_for_centres": False,
 }  # fmt: skip
 """The options of the comparison under which slots.py stays as it is."""
 PRESETS: dict[str, dict[str, Any]] = {
@@ -78,7 +81,9 @@ class Config(SlotsConfig):
     shutoff: int | None = None
     """Calls at the start without slots: equal weights, or a zero loss in `as_written`."""
     print_every: int | None = None
-    """Calls between two printed lines of statistics, which come at the end of an epoch; 0 for none."""
+    """Calls between two printed lines of statistics, which on a GPU come at the end of an epoch; 0 for none."""
+    wait_for_centres: bool = False
+    """True if the slots of a class are used only once a refresh has computed its centres, also where they do not start there."""
     bank: int | None = option(None, at_least=0)
     """Features of each class that are remembered, for batches with few samples of a class; 32, in `as_written` 0."""
 
@@ -194,7 +199,7 @@ class SlotsAsWritten(Slots):
         h = len(self.project)
         self.gate = Gates(config.gates or "off", h if config.measure == "y" else space.dim)
         if self.learned:
-            self.refresh_every = None
+            self.refresh_every = config.refresh if config.wait_for_centres else None
             self.norm = nn.LayerNorm(space.dim)
             self.slot_mean, self.slot_log_std = nn.Parameter(torch.randn(h) * h**-0.5), nn.Parameter(torch.zeros(h))
             self.register_buffer("noise", torch.randn(DRAWS, config.slots, h))
@@ -238,6 +243,7 @@ class SlotsAsWritten(Slots):
         over that of equal weights, and freedom."""
         centres = (self.weight.index_select(0, groups.label) > 0).sum(1)
         early, cooperative = self.calls < self.config.shutoff, self.config.gates == "cooperative"
+        early = early | ((centres == 0) & self.config.wait_for_centres)
         one_has_all = (alive < 2) & ((centres > 1) | self.learned)
         collapsed = (opening < CLOSED) | one_has_all | ((share < 0.1) & cooperative)
         if self.config.preset == "as_written":
@@ -273,6 +279,11 @@ class SlotsAsWritten(Slots):
         output = self.output(z, y, groups, beta, loss, uniform, variance, r, seen, spread, alive, collapsed, fallback, gates)
         self.statistics = output.diagnostics
         return output
+
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+        super().after_step(z, y, finite)
+        if z.device.type == "cpu" and first_process():  # a CPU has nobody to wait for
+            self.tell()
 
     def tell(self) -> None:
         """Print a line of statistics if it is due."""

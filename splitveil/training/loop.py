@@ -75,7 +75,7 @@ def line_of(epoch: int, lr: float, cem: CEM | None, means: Means) -> dict[str, A
     """The metrics of an epoch's training. The host waits for the device here, and never in a step."""
     line = {"epoch": epoch, "lr": lr, "cem_coef": 0.0 if cem is None else (cem.coef * cem.multiplier).item()}
     line |= means.read() | counters(cem)
-    if cem is not None and cem.config.target_bits is not None:
+    if cem is not None and (cem.config.target_bits or cem.config.growth) is not None:
         line["cem_multiplier"] = cem.multiplier.item()
     if "cem_loss" in line:
         line["cem_excess"] = line["cem_loss"] - line["cem_loss_uniform"]
@@ -96,6 +96,8 @@ class Training(Stepper):
     def __init__(self, run: Run, parts: Parts, splits: Splits, device: torch.device, rank: int = 0, world: int = 1) -> None:
         config = run.config.train
         check_batch(config.batch, len(splits.task), world)
+        if parts.cem is not None and parts.cem.config.growth is not None and world > 1:
+            raise UserError("cem.growth needs the validation accuracy in every process, which only the first has; leave it out")
         self.run, self.rank, self.seed = run, rank, run.config.seed
         self.task, self.validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
         self.first, self.best, leaves = restore(parts, run)
@@ -176,6 +178,8 @@ class Training(Stepper):
         line["seconds"] = time.perf_counter() - self.began
         line |= validate(self.parts, self.validation, self.seed, epoch)
         tell(task_warnings(line, self.shares, len(self.validation), epoch + 1 == self.config.epochs), self.told)
+        if cem is not None:
+            cem.heed(epoch, line["accuracy"])
         self.run.append_metrics(line)
         if self.board is not None:
             show(self.board, line)

@@ -217,6 +217,24 @@ def test_an_outlier_is_held_by_the_variance_clip() -> None:
     assert surrogate(spoilt, y[:30]).loss.item() == pytest.approx(losses[None])
 
 
+def test_a_class_with_a_cluster_whose_variance_passes_the_limit_starts_anew_at_the_next_refresh() -> None:
+    """One centre has to serve two far modes, two share a single one: a bad optimum, in which warm starts stay."""
+    generator = torch.Generator().manual_seed(0)
+    modes = torch.tensor([[0.0, 0.0], [40.0, 0.0], [0.0, 400.0], [0.5, 400.0]]).double()
+    z = modes[torch.arange(400) % 4] + 0.1 * torch.randn(400, 2, generator=generator).double()
+    y = torch.zeros(400, dtype=torch.int64)
+    spread = {}
+    for limit in (None, 1.5):
+        surrogate: Any = refreshed(z, y, classes=1, clusters=3, variance_limit=limit)
+        stuck = torch.tensor([[20.0, 0.0], [0.0, 400.0], [0.5, 400.0]]).double()
+        surrogate.centre.copy_(stuck.unsqueeze(0)), surrogate.weight.copy_(torch.tensor([[0.5, 0.25, 0.25]]))
+        surrogate.variance.copy_(torch.tensor([[200.0, 0.01, 0.01]]))
+        surrogate.refresh(z, y)
+        spread[limit] = (surrogate.weight * surrogate.variance).sum().item()
+    assert spread[None] > 90
+    assert spread[1.5] < spread[None] / 100
+
+
 def test_a_class_without_training_images_is_skipped_and_counted() -> None:
     z, y = labelled(3, 150)
     surrogate: Any = refreshed(z, y, classes=5)

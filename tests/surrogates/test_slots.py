@@ -179,23 +179,42 @@ def test_as_written_the_gates_close_and_the_alarm_says_so(tails: str) -> None:
     assert after.diagnostics["collapsed"] == 1
 
 
-def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred_when_asked(
+def test_as_written_it_is_off_for_a_hundred_calls_and_prints_every_two_hundred_inside_an_epoch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     z, y = frozen("gaussian")
     cem = CEM(slots(z, y, CLASSES, preset="as_written"), warmup=0, lr=1e-5)
     cem.schedule(0, 1e-3)
     z.requires_grad_()
-    for _ in range(201):
+    for _ in range(199):
         cem.backward(z.sum() * 0, z, y)
-    assert "slots:" not in capsys.readouterr().err  # a step tells nothing
-    for _ in range(3):
-        cem.surrogate.tell()
+    assert "slots:" not in capsys.readouterr().err
+    for _ in range(2):
+        cem.backward(z.sum() * 0, z, y)
+    cem.surrogate.tell()  # at the end of an epoch: nothing new
     assert 100 <= cem.inactive < 110  # a zero that is still part of the graph
     assert cem.skipped == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slots:")]
     assert len(lines) == 1
     assert "gate_mean" in lines[0]
+
+
+def test_slots_that_wait_for_centres_are_off_until_a_refresh() -> None:
+    z, y = frozen("gaussian")
+    options: dict[str, Any] = {"preset": "as_written", "shutoff": 0, "gates": "off", "wait_for_centres": True}
+    surrogate = build("slots", dim=DIM, classes=CLASSES, sigma=0.1, **options)
+    assert surrogate.refresh_every == 1
+    output = surrogate(z, y)
+    assert output.loss == 0
+    assert output.diagnostics["fallback"] == 1
+    surrogate.refresh(z, y)
+    assert surrogate(z, y).loss > 0
+
+
+@pytest.mark.parametrize("ffn", [2, 4])
+def test_the_feed_forward_part_has_the_width_that_is_asked_for(ffn: int) -> None:
+    surrogate: Any = build("slots", dim=16, classes=2, sigma=0.1, ffn=ffn)
+    assert surrogate.cross.ffn[1].weight.shape == (ffn * 16, 16)
 
 
 def test_only_an_option_of_the_comparison_brings_in_its_class_and_both_can_be_copied() -> None:

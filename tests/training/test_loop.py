@@ -383,3 +383,14 @@ def test_without_a_compiler_it_is_said_before_the_first_step(small: list[str], t
     device_compile.check_compiler.cache_clear()
     with pytest.raises(UserError, match=r"a C\+\+ compiler and Python's headers on a CPU \(here: RuntimeError\)"):
         train_run(tmp_path, parse([*small, "--cem.surrogate", "gated", "--train.compile"]))
+
+
+def test_strength_that_grows_with_the_accuracy_is_logged_and_saved(small: list[str], tmp_path: Path):
+    flags = [*small, "--train.epochs", "7", "--cem.growth", "1.5", "--train.checkpoint-every", "1"]
+    run, _, _ = train_run(tmp_path / "run", parse(flags))
+    multipliers = [line.get("cem_multiplier", 1.0) for line in run.metrics()]
+    assert multipliers == sorted(multipliers)
+    assert set(multipliers) <= {1.0, 1.5, 2.25, 3.375}
+    saved = run.load_state()
+    assert saved is not None
+    assert saved[0]["cem.accuracies"].isfinite().all()
