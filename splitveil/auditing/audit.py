@@ -152,7 +152,7 @@ def run_audit(
     kept = AuditFolder.create(where, AuditConfig(name, seed, attacks, subject.what, defences, notes))
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])  # attacks seed the user's own generator
     with in_mode(subject.owner, False), random:
-        attack_all(kept, digest, lambda: victim, where / SHELF)
+        attack_all(kept, digest, lambda: victim, where / SHELF, attacks)
         origin = {"config_sha256": kept.config.sha256, "splits": splits, "environment": environment(device)}
         summary = evaluate(kept, victim, defences, Training(), **origin)
     return AuditReport(summary, where, notes, temporary=folder is None)

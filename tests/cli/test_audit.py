@@ -87,7 +87,7 @@ def test_an_edge_and_pairs_are_audited(here: Path, capsys: pytest.CaptureFixture
     assert read_summary(here / "b").z_shape == (1, 4, 4)
     told = capsys.readouterr()
     assert "not checked: whitebox-weaker, only pairs are known, not the edge's weights" in " ".join(told.err.split())
-    main(["report", "a", "b", "--out", "both.html"])
+    main(["report", "a", "b", "--anyway", "--out", "both.html"])  # on other images
     assert (here / "both.html").exists()
 
 
@@ -128,3 +128,13 @@ def test_help_shows_the_flags_of_an_audit_and_none_of_a_training(capsys: pytest.
     told = capsys.readouterr().out
     assert "--onnx" in told and "--data.size" in told and "--seed" in told and "--fail-if" in told
     assert "--train.lr" not in told and "--cem" not in told
+
+
+def test_a_weaker_list_in_the_same_folder_does_not_make_a_condition_pass(here: Path) -> None:
+    assert exit_code("--edge", "nets:edge", *DATA, "--out", "a") == 0
+    found = read_summary(here / "a").attacks
+    condition = f"mse<{(found['ridge'].mse + found['mean_image'].mse) / 2}"
+    weaker = ["--data", "npz", "--data.path", "images.npz", "--attacks", "mean_image", "--out"]
+    assert exit_code("--edge", "nets:edge", *weaker, "b", "--fail-if", condition) == 0
+    assert exit_code("--edge", "nets:edge", *weaker, "a", "--fail-if", condition) == 3
+    assert read_summary(here / "a").attacks.keys() == {"mean_image", "ridge"}

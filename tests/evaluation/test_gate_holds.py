@@ -165,7 +165,7 @@ def test_a_gate_that_held_still_holds(pictures: Path, tmp_path: Path) -> None:
     Gate.trained, Gate.outcomes = train_tiny(pictures, tmp_path / "tiny"), Counter()
     with small_suites():
         run_state_machine_as_test(Gate, settings=settings(
-            max_examples=50, stateful_step_count=8, deadline=None, derandomize=True, database=None,
+            max_examples=30, stateful_step_count=8, deadline=None, derandomize=True, database=None,
             suppress_health_check=list(HealthCheck), phases=[Phase.generate],  # to shrink a failure takes minutes
         ))  # fmt: skip
     assert min(Gate.outcomes["passed"], Gate.outcomes["failed"]) > 5, Gate.outcomes
