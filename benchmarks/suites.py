@@ -9,6 +9,7 @@ sense for a model, such as a mask where nothing is masked, is skipped, as `split
 """
 
 import argparse
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from typing import Any
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
-from splitveil.evaluation.attack_folder import attack_folder
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.summary import Summary
+from splitveil.evaluation.which_attacks_count import standing
 from splitveil.runs import Run
 from splitveil.training.train_runs import train_runs
 
@@ -52,16 +53,15 @@ def configs(options: argparse.Namespace) -> dict[str, Config]:
 
 
 def finished(run: Run, attack: Any) -> bool:
-    folder = attack_folder(run, attack)
-    return (folder / "attack.json").exists() or (folder / "skipped.json").exists()
+    return not standing(run, trained_weights(run), [attack]).missing
 
 
 def attacked(run: Run, splits: Any, device: Any, chosen: tuple[Any, ...], twice: bool) -> tuple[Summary, Summary]:
     """Summaries of the chosen attacks, and of them with the second attempts."""
     run = Run.create(run.folder, replace(run.config, attacks=chosen))
     skipped = attack_run(run, splits, device)
+    first = evaluate_run(run, splits, device)
     if not twice:
-        first = evaluate_run(run, splits, device)
         return first, first
     again = tuple(
         replace(attack, label=label_of(attack) + AGAIN, attempt=1)
@@ -69,11 +69,11 @@ def attacked(run: Run, splits: Any, device: Any, chosen: tuple[Any, ...], twice:
         if type(attack).method not in WITHOUT_CHANCE and label_of(attack) not in skipped
     )
     kept = tuple(attack for attack in run.config.attacks if label_of(attack) not in skipped)
-    both = Run.create(run.folder, replace(run.config, attacks=(*kept, *again)))
+    # Every attack in a folder counts, so the second attempts lie in a folder of their own, beside copies of the first.
+    folder = shutil.copytree(run.folder, run.folder.with_name(f"{run.folder.name}-both"), dirs_exist_ok=True)
+    both = Run.create(Path(folder), replace(run.config, attacks=(*kept, *again)))
     attack_run(both, splits, device)
-    second = evaluate_run(both, splits, device)
-    Run.create(run.folder, run.config)  # the folder is that of the suite again
-    return evaluate_run(run, splits, device), second
+    return first, evaluate_run(both, splits, device)
 
 
 def line_of(model: str, first: Summary, second: Summary) -> dict[str, Any]:

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splitveil import attacks, defences, surrogates
+    from splitveil.auditing.audit import audit
     from splitveil.cem import CEM
     from splitveil.channel import Channel
     from splitveil.cut_by_fx import cuts, split
     from splitveil.split_model import SplitModel
 
 __version__ = "0.1.0"
-__all__ = ["CEM", "Channel", "SplitModel", "attacks", "cuts", "defences", "split", "surrogates"]
+__all__ = ["CEM", "Channel", "SplitModel", "attacks", "audit", "cuts", "defences", "split", "surrogates"]
 
-_HOMES = {"CEM": "cem", "Channel": "channel", "SplitModel": "split_model", "cuts": "cut_by_fx", "split": "cut_by_fx"}
+_HOMES = {
+    "CEM": "cem", "Channel": "channel", "SplitModel": "split_model", "audit": "auditing.audit", "cuts": "cut_by_fx",
+    "split": "cut_by_fx",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

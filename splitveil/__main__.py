@@ -5,7 +5,8 @@ import os
 import sys
 from typing import NoReturn
 
-from splitveil.cli.command_flags import COMMANDS, HELP, command_help, usage
+from splitveil.cli.command_flags import COMMANDS, HELP, IMPORT, command_help, take_flags, usage
+from splitveil.own_code import import_methods
 from splitveil.registry import UserError, unknown
 
 
@@ -24,6 +25,8 @@ def dispatch(arguments: list[str]) -> None:
     if HELP & set(rest) and command in ("attack", "evaluate", "report", "list"):
         print(command_help(command))
         return
+    own, rest = take_flags([IMPORT], rest)
+    import_methods(own["--import"])
     from splitveil.cli import commands
 
     getattr(commands, f"{command}_command")(rest)

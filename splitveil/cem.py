@@ -12,14 +12,15 @@ of its own while the cloud is back-propagated, which hides most of its time.
 In a user's own loop:
 
     cem = CEM(surrogates.build("rate", dim=512, classes=10, sigma=0.1), strength=4)
-    cem.schedule(epoch, lr)                             # once an epoch
+    cem.schedule(epoch, lr, epochs)                     # once an epoch; `epochs`, how many there are, may be left out
     z = model.edge(x)
     loss = cross_entropy(model.cloud(z + 0.1 * torch.randn_like(z)), y)
     cem.backward(loss, z, y)                            # instead of loss.backward()
     optimizer.step()
 
 In a process group the surrogate sees the features of all processes, so its statistics and gradients are those of the whole
-batch. Nothing here waits for the device.
+batch. No step waits for the device, except that the first one looks at the labels and the surrogate's statistics: cem_watch.py
+finds loops in which CEM would do nothing.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from splitveil.cem_watch import check_epochs, check_labels, check_refreshed, check_scheduled, watched
 from splitveil.compute.process_group import everywhere, gather
 from splitveil.compute.side_stream import SideStream
 from splitveil.options import check_options, option
@@ -136,6 +138,7 @@ class CEM(nn.Module):
         # Fused: the only kind that can be told on the device, by `found_inf`, to leave a step out.
         self.optimizer = torch.optim.Adam(own, lr=self.config.lr, fused=True, capturable=True) if own else None
         self.active = False
+        self.watch = watched(self, self.warmup, self.config.strength)
         self.side = SideStream()
         self.seen: Tensor | None = None  # the z of `gradient`
         self.gradient = torch.zeros(0)  # coef * g_C
@@ -153,8 +156,9 @@ class CEM(nn.Module):
         """True if warm-up and ramp are over in this epoch."""
         return ramped(epoch, self.warmup, self.config.ramp) == 1.0
 
-    def schedule(self, epoch: int, lr: float) -> None:
-        """Set this epoch's coefficient; epochs count from 0."""
+    def schedule(self, epoch: int, lr: float, epochs: int | None = None) -> None:
+        """Set this epoch's coefficient; epochs count from 0. If it is told how many there are, it warns of too long a warm-up."""
+        check_epochs(self.watch, epochs)
         ramp = ramped(epoch, self.warmup, self.config.ramp)
         coef = self.config.strength * ramp * self.loss_scale * rescale(self.config.lr_rescale, lr)
         self.active = coef > 0
@@ -171,8 +175,10 @@ class CEM(nn.Module):
 
     def backward(self, loss: Tensor, z: Tensor, y: Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Instead of `loss.backward()`: edge, cloud and surrogate receive their gradients in one pass."""
+        check_scheduled(self.watch)
         loss = loss if scaler is None else scaler.scale(loss)
         if not self.active:
+            self.watch.waited += 1
             loss.backward()
             return
         if not z.requires_grad:  # a frozen edge: there is nobody to tell
@@ -247,6 +253,8 @@ class CEM(nn.Module):
             rank, b = dist.get_rank(), len(own)
             features = torch.cat([others[: rank * b], own, others[(rank + 1) * b :]])
             labels = gather(y)
+        check_labels(self.watch, labels, self.surrogate.classes)
+        check_refreshed(self.watch, self.surrogate, labels)
         # A training in bfloat16 does not need all digits of the surrogate's products; otherwise the user's setting holds.
         fast = torch.is_autocast_enabled(z.device.type) and self.surrogate.precision != "highest"
         products = float32_products(self.surrogate.precision) if fast else nullcontext()

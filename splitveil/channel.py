@@ -1,13 +1,16 @@
 """Channel: the defences between edge and cloud, in order. Training, attack, evaluation and serving use the same object."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
 from splitveil.defences.shared.proxy import Proxy
+from splitveil.noise import AHEAD, OnlySecret
+from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 
@@ -17,6 +20,7 @@ class NoisePlace(NamedTuple):
     first: int  # which defence adds it; the noises of others behind it may be joined to this one
     sigma: float  # standard deviation of all that is added here
     bounds: bool  # True if no defence behind it reads x, so that this noise bounds what is sent
+    exact: bool = False  # True if the bound covers floating point arithmetic
 
 
 class Noisy(NamedTuple):
@@ -24,6 +28,7 @@ class Noisy(NamedTuple):
 
     clean: Tensor  # [b, *z_shape]
     sigma: float
+    exact: bool = False  # True if this is so on a computer, and not of real numbers only
 
 
 def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
@@ -33,11 +38,11 @@ def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
         if defence.reads_x:
             places, untouched = [place._replace(bounds=False) for place in places], False
         if defence.noise_std is not None:
-            if untouched and type(defence).clean is Defence.clean:
+            if untouched and not defence.changes_before_noise:
                 before = places.pop()
-                places.append(before._replace(sigma=(before.sigma**2 + defence.noise_std**2) ** 0.5))
+                places.append(before._replace(sigma=(before.sigma**2 + defence.noise_std**2) ** 0.5, exact=False))
             else:
-                places.append(NoisePlace(i, defence.noise_std, bounds=True))
+                places.append(NoisePlace(i, defence.noise_std, True, defence.noise_is_exact))
             untouched = True
         elif type(defence).send is not Defence.send:
             untouched = False
@@ -45,11 +50,19 @@ def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
 
 
 class Channel(nn.Module):
-    """A stack of defences; `send` gives what leaves the device."""
+    """A stack of defences; `send` gives what leaves the device.
+
+    A generator is for experiments, which its seed repeats. Without one the noise is secret (splitveil/noise.py), and after
+    `serve` a generator is refused.
+    """
+
+    in_service = False
+    """True after `serve`."""
 
     def __init__(self, defences: Iterable[Defence] = ()) -> None:
         super().__init__()
         self.defences = nn.ModuleList(defences)
+        self._watched = False
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         """The model as the defences want it. A stack that makes no sense is refused."""
@@ -61,9 +74,10 @@ class Channel(nn.Module):
         return model
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        sent = z
-        for defence in self._stack():
-            sent = defence.send(sent, x, generator)
+        with self._service(generator):
+            sent = z
+            for defence in self._stack():
+                sent = defence.send(sent, x, generator)
         # The cloud may start with an in-place layer; writing into z would corrupt the edge's gradient and CEM's statistics.
         return sent.clone() if sent is z else sent
 
@@ -74,11 +88,12 @@ class Channel(nn.Module):
         `clean`, and what changes it afterwards can only lose information, unless it reads x.
         """
         sent, found = z, list[Noisy]()
-        sigmas = {place.first: place.sigma for place in noise_places(self._stack()) if place.bounds}
-        for i, defence in enumerate(self._stack()):
-            if i in sigmas:
-                found.append(Noisy(defence.clean(sent, x), sigmas[i]))
-            sent = defence.send(sent, x, generator)
+        places = {place.first: place for place in noise_places(self._stack()) if place.bounds}
+        with self._service(generator):
+            for i, defence in enumerate(self._stack()):
+                if i in places:
+                    found.append(Noisy(defence.clean(sent, x), places[i].sigma, places[i].exact))
+                sent = defence.send(sent, x, generator)
         return sent.clone() if sent is z else sent, found
 
     @property
@@ -112,8 +127,29 @@ class Channel(nn.Module):
             defence.reshape(model, own)
 
     def deploy(self) -> None:
+        """Training is over. Attacks and evaluation go on from here, with generators; a device calls `serve`."""
         for defence in self._stack():
             defence.deploy()
+
+    def serve(self) -> Self:
+        """Into service: deploy, and from here on send only noise that nobody can predict, made ahead of time by a thread."""
+        self.deploy()
+        self.in_service = True
+        AHEAD.start()
+        return self
+
+    def _service(self, generator: torch.Generator | None) -> AbstractContextManager[Any]:
+        """In service a generator is refused, and in the first release whatever draws from torch's own."""
+        if not self.in_service:
+            return nullcontext()
+        if generator is not None:
+            raise UserError(
+                "this channel is in service and was given a generator, whose noise can be predicted; send without one"
+            )
+        if self._watched:
+            return nullcontext()
+        self._watched = True
+        return OnlySecret()
 
     def reports(self) -> list[dict[str, Any]]:
         return [defence.report() for defence in self._stack()]

@@ -5,7 +5,8 @@
     [cem] surrogate = "rate"          --cem.surrogate rate   then --cem.surrogate.form full
     [cem.rate] form = "full"
 
-The registries turn names into methods and suggest a name for a misspelt one. `splitveil.cli.arguments` reads the flags.
+The registries turn names into methods and suggest a name for a misspelt one. `splitveil.cli.arguments` reads the flags. Under
+`imports` stand the modules of a user's own that methods come from; reading a config does not import them, see own_code.py.
 """
 
 import dataclasses
@@ -21,7 +22,9 @@ import tomli_w
 from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
-from splitveil.options import check_options, option
+from splitveil.options import changed_since, check_options, option
+from splitveil.own_code import check_imported
+from splitveil.read_file import read_bytes
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
 
 
@@ -35,6 +38,8 @@ def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:
 
 LISTS = {"defences": DEFENCES, "attacks": ATTACKS}
 SINGLES = {"data": DATASETS, "model": MODELS}
+LONGEST_RECIPE = 2**20
+"""Bytes; ours have at most 2,000."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class Config:
 def from_dict(table: dict[str, Any]) -> Config:
     """Make a Config from nested tables as TOML gives them. An unknown key or a value of the wrong type is refused by its name."""
     table = dict(table)
+    check_imported(table.pop("imports", ()))
     fields: dict[str, Any] = {}
     for key, kind in {"data": dict, "model": dict, "cem": dict, "defences": list, "attacks": list}.items():
         if key in table and not isinstance(table[key], kind | str if key in SINGLES else kind):
@@ -141,6 +147,36 @@ def _cem(table: dict[str, Any]) -> CEMConfig:
     name = table.pop("surrogate", "none")
     surrogate = None if name == "none" else _options(SURROGATES, name, options.get(name, {}), f"cem.{name}")
     return _fill(CEMConfig, table | {"surrogate": surrogate}, "cem")
+
+
+def with_older_defaults(table: dict[str, Any]) -> dict[str, Any]:
+    """The table of a run's config.toml, in which options of the surrogate that it does not name have the value they had then.
+
+    config.toml names every option that is not None. One that lacks an option with a default therefore was written before that
+    option came, and its run is to go on as it was begun.
+    """
+    cem = table.get("cem", {})
+    name = cem.get("surrogate", "none")
+    if name == "none":
+        return table
+    given, changed = cem.get(name, {}), changed_since(SURROGATES[name].config)
+    if all(option in given for option, (default, _) in changed.items() if default is not None):
+        return table
+    older = {option: before for option, (_, before) in changed.items()}
+    return table | {"cem": cem | {name: older | given}}
+
+
+def as_begun(config: Config, begun: Config) -> Config:
+    """The config in which options of the surrogate that are at their default, which is another now, are as the run `begun` has
+    them: a run goes on with the recipe that it was begun with."""
+    new, old = config.cem.surrogate, begun.cem.surrogate
+    if new is None or type(new) is not type(old):
+        return config
+    kept = {
+        option: before for option, (default, before) in changed_since(type(new)).items()
+        if getattr(new, option) == default and getattr(old, option) == before
+    }  # fmt: skip
+    return dataclasses.replace(config, cem=dataclasses.replace(config.cem, surrogate=dataclasses.replace(new, **kept)))
 
 
 def _fill(cls: type, table: dict[str, Any], where: str) -> Any:
@@ -192,7 +228,17 @@ def to_dict(config: Config) -> dict[str, Any]:
         cem["surrogate"] = type(config.cem.surrogate).method
         cem[cem["surrogate"]] = dataclasses.asdict(config.cem.surrogate)
     plain = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in table.items()}  # type: ignore[arg-type]
-    return plain | {"cem": cem}
+    imports = imports_of(config)
+    return plain | {"cem": cem} | ({"imports": imports} if imports else {})
+
+
+def imports_of(config: Config) -> list[str]:
+    """The modules of a user's own that the methods of a config come from."""
+    methods = [(DATASETS, config.data), (MODELS, config.model)]
+    methods += [(registry, item) for key, registry in LISTS.items() for item in getattr(config, key)]
+    methods += [(SURROGATES, config.cem.surrogate)] if config.cem.surrogate is not None else []
+    origins = [registry.of(method).origin for registry, method in methods]
+    return sorted({origin.module for origin in origins if origin is not None and origin.module != "__main__"})
 
 
 def _named(config: Any) -> dict[str, Any]:
@@ -220,11 +266,14 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table in a recipe."""
+    if not Path(path).exists():
+        raise UserError(f"no recipe at {path}; recipes/ holds ours, runs/NAME/config.toml that of a run")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no recipe at {path}; recipes/ holds ours, runs/NAME/config.toml that of a run") from None
-    except (OSError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_bytes(path, LONGEST_RECIPE).decode("utf-8"))
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid TOML: its tables or lists are nested too deep") from None

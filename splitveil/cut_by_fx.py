@@ -22,7 +22,7 @@ two differ, and the halves are compared with the original on `example` and on a 
 
 import operator
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -341,6 +341,19 @@ def split(module: nn.Module, at: str, example: Tensor) -> SplitModel:
     model = SplitModel(edge, cloud, z_shape, tuple(example.shape[1:]))
     model.training = module.training  # not train(), which would also set submodules that the user froze
     return model
+
+
+def every_split(module: nn.Module, example: Tensor) -> Iterator[tuple[str, SplitModel]]:
+    """Each cut of `module` by its name, as `split` would make it, in the order in which the submodules finish."""
+    traced = cache(lambda parent: trace(module, parent))
+    for name, outputs in watch(module, example).items():
+        try:
+            edge, cloud = cut(module, name, outputs, len(example), traced)
+            for x in two_batches(example):
+                compare(module, edge, cloud, x)
+        except Refused:
+            continue
+        yield name, SplitModel(edge, cloud, tuple(outputs[0].shape[1:]), tuple(example.shape[1:]))
 
 
 def cuts(module: nn.Module, example: Tensor) -> list[str]:

@@ -53,10 +53,20 @@ class Bounds:
 
 
 def option(default: Any, *, above: float = -inf, at_least: float = -inf, below: float = inf, at_most: float = inf,
-           odd: bool = False, remedy: str = "") -> Any:  # fmt: skip
-    """A field of a Config whose value must lie within bounds."""
+           odd: bool = False, remedy: str = "", before: Any = dataclasses.MISSING) -> Any:  # fmt: skip
+    """A field of a Config whose value must lie within bounds. `before`: what a run had that was begun before this option or
+    its present default came (`config.as_begun`)."""
     bounds = Bounds(above, at_least, below, at_most, odd, remedy)
-    return dataclasses.field(default=default, metadata={"bounds": bounds})
+    older = {} if before is dataclasses.MISSING else {"before": before}
+    return dataclasses.field(default=default, metadata={"bounds": bounds, **older})
+
+
+def changed_since(config: type) -> dict[str, tuple[Any, Any]]:
+    """The options of a Config whose default is another than it was: the default, and the one of before."""
+    return {
+        field.name: (field.default, field.metadata["before"])
+        for field in dataclasses.fields(config) if "before" in field.metadata
+    }  # fmt: skip
 
 
 @cache

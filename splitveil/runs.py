@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from splitveil.config import Config, from_dict, read_toml, to_dict, to_toml, without_none
+from splitveil.config import Config, as_begun, from_dict, read_toml, to_dict, to_toml, with_older_defaults, without_none
 from splitveil.registry import UserError
 
 try:
@@ -34,7 +34,7 @@ except ImportError:  # Windows has no such lock
     fcntl = None
 
 SCHEMA = 1
-LATER = {"name", "device", "attacks"}
+LATER = {"name", "device", "attacks", "imports"}
 """Settings that may change on an existing run: they do not change what was trained."""
 
 
@@ -114,13 +114,17 @@ def git_commit() -> str | None:
         return None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """The software and hardware that made the numbers. It holds no host name, user, path or environment variable."""
+def measuring() -> dict[str, Any]:
+    """The splitveil that is running."""
     from splitveil import __version__
 
+    return {"splitveil": __version__, "commit": git_commit()}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The software and hardware that made the numbers. It holds no host name, user, path or environment variable."""
     return {
-        "splitveil": __version__,
-        "commit": git_commit(),
+        **measuring(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
@@ -180,6 +184,11 @@ class Run:
         write_json(folder / "schema.json", {"schema": SCHEMA, "kind": "splitveil run"})  # now it is a run folder
         return cls(folder, written)
 
+    @staticmethod
+    def continued(folder: Path, config: Config) -> Config:
+        """The config with which a training in `folder` begins or goes on: defaults are those of the day it was begun."""
+        return as_begun(config, Run.open(folder).config) if (folder / "schema.json").exists() else config
+
     @classmethod
     def open(cls, folder: Path) -> "Run":
         if not (folder / "schema.json").exists():
@@ -187,7 +196,7 @@ class Run:
         schema = read_json(folder / "schema.json").get("schema")
         if schema != SCHEMA:
             raise UserError(f"{folder} has schema {schema}, this splitveil reads {SCHEMA}; use the one that wrote it")
-        return cls(folder, from_dict(read_toml(folder / "config.toml")))
+        return cls(folder, from_dict(with_older_defaults(read_toml(folder / "config.toml"))))
 
     @property
     def config_sha256(self) -> str:

@@ -57,3 +57,8 @@ def cut_stages(stages: nn.Sequential, at: str, x_shape: tuple[int, ...]) -> Spli
     edge = nn.Sequential(OrderedDict(list(stages.named_children())[:after]))
     cloud = nn.Sequential(OrderedDict(list(stages.named_children())[after:]))
     return SplitModel(edge, cloud, shape_after(edge, x_shape), x_shape)
+
+
+def stages_of(model: SplitModel) -> nn.Sequential:
+    """The chain of named stages that `cut_stages` has cut, whole again."""
+    return nn.Sequential(OrderedDict([*model.edge.named_children(), *model.cloud.named_children()]))

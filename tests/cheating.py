@@ -12,27 +12,41 @@ DIM, CLASSES, SAMPLES = 32, 3, 64
 
 
 def frozen(tails: str, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """64 samples of each of 3 classes, Gaussian or Student t with 2 degrees of freedom; loss_uniform is far above 0.5."""
+    """64 samples of each of 3 classes: Gaussian; heavy, Student t with 2 degrees of freedom; or low_rank, with nearly all spread
+    in 4 of the 32 directions. loss_uniform is far above 0.5."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(CLASSES * SAMPLES, DIM, generator=generator)
     if tails == "heavy":
         chi = torch.randn(2, CLASSES * SAMPLES, DIM, generator=generator).square().sum(0)
         z = z / (chi / 2).sqrt()
+    if tails == "low_rank":
+        z = 0.05 * z + z[:, :4] @ torch.randn(4, DIM, generator=generator) / 2
     return z, torch.arange(CLASSES * SAMPLES) % CLASSES
 
 
-def trained(surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200) -> tuple[SurrogateOutput, SurrogateOutput]:
+def trained(
+    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200, by: type[torch.optim.Optimizer] = torch.optim.Adam
+) -> tuple[SurrogateOutput, SurrogateOutput]:
     """What it says before and after its own parameters were trained on the same z."""
     before = surrogate(z, y)
     parameters = [parameter for parameter in surrogate.parameters() if parameter.requires_grad]
     if parameters:
-        optimizer = torch.optim.Adam(parameters, lr)
-        for _ in range(steps):
+        optimizer = by(parameters, lr=lr)  # type: ignore[call-arg]
+
+        def loss() -> Tensor:
             optimizer.zero_grad()
-            surrogate(z, y).loss.backward()
+            now = surrogate(z, y).loss
+            now.backward()
+            return now
+
+        for _ in range(steps):
+            optimizer.step(loss)
             surrogate.after_step(z, y, torch.tensor(False))  # counted, not remembered: z stays what it is
-            optimizer.step()
     return before, surrogate(z, y)
+
+
+OTHERS = [(torch.optim.SGD, 0.1, 200), (torch.optim.AdamW, 3e-2, 200), (torch.optim.LBFGS, 1.0, 10)]
+"""Other optimisers than the one that CEM has, with their rate and steps; a step of LBFGS is twenty."""
 
 
 def mixture(seed: int, samples: int = 512, dim: int = 64) -> tuple[Tensor, float]:

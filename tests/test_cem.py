@@ -1,4 +1,5 @@
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 import splitveil
 from splitveil import cem as cem_module
-from splitveil import surrogates
+from splitveil import cem_watch, surrogates
 from splitveil.cem import CEM, ramped, rescale
 from splitveil.channel import Channel
 from splitveil.compute import process_group as distributed
+from splitveil.compute.cuda_graph import settings_of
 from splitveil.registry import UserError
 from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
@@ -368,7 +370,7 @@ class Spiky(Surrogate):
     """Its loss and the gradient of z are finite, but the gradient of one parameter is infinite."""
 
     def __init__(self) -> None:
-        super().__init__(None, FeatureSpace(1, 1))
+        super().__init__(None, FeatureSpace(1, CLASSES))
         self.root, self.other = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()))
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
@@ -478,18 +480,23 @@ def no_reads(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", ["learned", *surrogates.SURROGATES.names()])
-def test_backward_never_waits_for_the_device(name: str, clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_never_waits_for_the_device_after_its_first_step(
+    name: str, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = data(torch.float32)
     edge, cloud = halves(torch.float32)
     surrogate = Learned() if name == "learned" else surrogates.build(name, dim=D, classes=CLASSES, sigma=0.1)
     cem = active_cem(surrogate, clip=clip)
+    monkeypatch.setattr(cem_watch, "on_host", lambda y: False)  # as if these tensors were on a GPU
+    z = edge(x)
+    cem.backward(F.cross_entropy(cloud(z), y), z, y)  # the first step may look at labels and statistics, once
     z = edge(x)
     loss = F.cross_entropy(cloud(z), y)
     with no_reads(monkeypatch):
         with pytest.raises(AssertionError, match="waits"):
             bool(loss > 0)
         cem.backward(loss, z, y)
-    assert cem.steps == 1
+    assert cem.steps == 2
 
 
 @settings(max_examples=10, deadline=None)
@@ -597,3 +604,93 @@ def test_pooling_measures_averages_and_hands_the_gradient_to_all_of_z() -> None:
     torch.testing.assert_close(z.grad[:, :, :4, :4], z.grad[:, :, :1, :1].expand(-1, -1, 4, 4))
     with pytest.raises(UserError, match=r"pool needs z of shape \[c, h, w\]"):
         cem.measured(z.flatten(1))
+
+
+def step_of(cem: CEM, z: Tensor, y: Tensor) -> None:
+    """A step in a user's own loop, with a task that pulls at all of z."""
+    cem.backward(z.square().mean(), z, y)
+
+
+def batch_of_features() -> tuple[Tensor, Tensor]:
+    z, y = features(1.0)
+    return z.requires_grad_(), y
+
+
+def warned(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The warnings printed since the last look, each on one line."""
+    return "".join(capsys.readouterr().err.split("\n")).split("warning: ")[1:]
+
+
+def test_a_loop_that_never_calls_schedule_is_told_at_its_first_step() -> None:
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1))
+    with pytest.raises(UserError, match=r"cem\.schedule was never called.*once an epoch"):
+        step_of(cem, *batch_of_features())
+
+
+def test_a_training_that_ends_with_the_warm_up_is_told_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1), warmup=1)
+    for epoch in range(2):
+        cem.schedule(epoch, 1e-3, epochs=2)
+    assert warned(capsys) == []
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1), warmup=1)
+    cem.schedule(0, 1e-3, epochs=1)
+    (line,) = warned(capsys)
+    assert "never acts" in line and "warm-up is 1 epoch, the training has 1" in line and "warmup=0" in line
+    step_of(cem, *batch_of_features())
+    del cem
+    gc.collect()
+    assert warned(capsys) == []  # it was told once
+
+
+@pytest.mark.parametrize(("epochs", "strength", "told"), [(1, 16.0, True), (2, 16.0, False), (1, 0.0, False)])
+def test_a_loop_that_does_not_tell_its_epochs_hears_at_its_end_that_nothing_acted(
+    epochs: int, strength: float, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1), warmup=1, strength=strength)
+    for epoch in range(epochs):
+        cem.schedule(epoch, 1e-3)
+        step_of(cem, *batch_of_features())
+    assert warned(capsys) == []
+    del cem
+    gc.collect()
+    lines = warned(capsys)
+    assert len(lines) == told
+    assert not told or "CEM did nothing in all 1 steps: its warm-up is 1 epoch" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["kmeans", "gmm", "slots", "hybrid"])
+def test_a_surrogate_without_its_refresh_is_told_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    z, y = batch_of_features()
+    torch.manual_seed(0)
+    for refreshed, expected in ((False, 1), (True, 0)):
+        cem = CEM(surrogates.build(name, dim=8, classes=CLASSES, sigma=0.1), warmup=0)
+        cem.schedule(0, 1e-3)
+        if refreshed:
+            cem.surrogate.refresh(z.detach(), y)
+        for _ in range(2):
+            step_of(cem, z, y)
+        lines = [line for line in warned(capsys) if "cem.refresh" in line]
+        assert len(lines) == expected, lines
+        resumed = CEM(surrogates.build(name, dim=8, classes=CLASSES, sigma=0.1), warmup=0)
+        resumed.load_state_dict(cem.state_dict())
+        resumed.schedule(1, 1e-3)
+        step_of(resumed, z, y)
+        assert len(warned(capsys)) == expected  # a state that holds a refresh is as good as one
+
+
+def test_labels_beyond_the_classes_are_refused_at_the_step_that_brings_them() -> None:
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1), warmup=0)
+    cem.schedule(0, 1e-3)
+    z, y = batch_of_features()
+    step_of(cem, z, y)
+    with pytest.raises(UserError, match=rf"label {CLASSES} .* {CLASSES} classes.*classes={CLASSES + 1}"):
+        step_of(cem, z, y + 1)
+
+
+def test_what_the_checks_remember_is_no_setting_of_a_recorded_step() -> None:
+    """A captured step is recorded anew if a plain attribute has changed, which the checks must not cause."""
+    cem = CEM(surrogates.build("rate", dim=8, classes=CLASSES, sigma=0.1), warmup=0)
+    cem.schedule(0, 1e-3)
+    before = settings_of(cem)
+    step_of(cem, *batch_of_features())
+    assert settings_of(cem) == before

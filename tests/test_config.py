@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import os
 import re
 import tomllib
 from dataclasses import replace
@@ -178,6 +179,8 @@ def test_options_of_a_surrogate_that_is_not_chosen_wait_in_the_recipe():
     (b"a = = 3", "is not valid TOML"),
     (b"a = '\xff'", "cannot be read"),
     (b"a = 1\na = 2", "not valid"),
+    (b"a = " + b"[" * 100_000, "not valid"),
+    (b"#" * (2**20 + 1), "may have 1.0 MB at most"),
 ])  # fmt: skip
 def test_a_recipe_that_cannot_be_read_is_named(content: bytes | None, message: str, tmp_path: Path):
     file = tmp_path / "recipe.toml"
@@ -187,6 +190,16 @@ def test_a_recipe_that_cannot_be_read_is_named(content: bytes | None, message: s
         read_toml(file)
     assert message in str(error.value)
     assert str(file) in str(error.value)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_recipe_must_be_a_plain_file(kind: str, tmp_path: Path):
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "recipe.toml")
+    path = {"pipe": tmp_path / "recipe.toml", "device": Path("/dev/zero"), "folder": tmp_path}[kind]
+    with pytest.raises(UserError, match=f"is a {kind}, must be a plain file"):
+        read_toml(path)
 
 
 def test_the_config_of_a_run_folder_gives_the_run_again(small: list[str], tmp_path: Path):

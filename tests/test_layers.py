@@ -8,8 +8,11 @@ import pytest
 import splitveil
 
 ORDER = """
-    options registry rng progress statistics compute data split_model cut_by_fx metrics models defences channel surrogates cem
-    config runs training attacks evaluation report cli __main__ testing pytest_plugin
+    options read_file progress registry own_code rng noise
+    statistics compute data split_model cut_by_fx metrics models
+    defences channel surrogates cem_watch cem
+    config runs training attacks evaluation
+    report auditing cli __main__ testing pytest_plugin
 """
 ROOMS = ORDER.split()
 PACKAGE = Path(splitveil.__file__).parent

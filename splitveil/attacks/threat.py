@@ -94,6 +94,21 @@ class ThreatModel:
         }
 
 
+def why_denied(threat: ThreatModel, lacks: Mapping[str, str]) -> str | None:
+    """Why a threat model cannot be granted where some knowledge does not exist; None if it can.
+
+    `lacks` gives a reason for each field that nobody can be granted. An attack does without `channel`, and is then not told.
+    """
+    asked = {
+        "encoder_weights": threat.encoder_weights,
+        "architecture": threat.architecture,
+        "cloud_weights": threat.cloud_weights,
+        "labels": threat.labels or threat.own_classes,
+        "observations": threat.observations > 1,
+    }
+    return next((lacks[name] for name, needed in asked.items() if needed and name in lacks), None)
+
+
 @dataclass(frozen=True)
 class Observation:
     """What went over the wire: n images, each released r times."""

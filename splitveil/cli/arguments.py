@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from splitveil.cli.command_flags import COMMANDS, HELP, NAMES, Flag, Row, command_help, take_flags
+from splitveil.cli.command_flags import COMMANDS, HELP, IMPORT, NAMES, Flag, Row, command_help, take_flags
 from splitveil.config import LISTS, Config, from_dict, merged, read_toml, typed
 from splitveil.registry import UserError, unknown
 
@@ -61,7 +61,7 @@ def parse(arguments: list[str], base: dict[str, Any] | None = None, command: str
         title = "methods (`splitveil list` shows their names; each then has flags of its own)"
         print(command_help(command, groups={title: [flag.row for flag in NAMES], **setting_rows(config)}))
         sys.exit(0)
-    return with_flags(config, rest, (*NAMES, *COMMANDS[command].flags))
+    return with_flags(config, rest, (*NAMES, *COMMANDS[command].flags, IMPORT))
 
 
 def choose(table: dict[str, Any], key: str, value: str) -> None:

@@ -44,19 +44,73 @@ class Command:
     flags: tuple[Flag, ...] = ()
 
 
+IMPORT = Flag(
+    "--import", "MODULE",
+    "Import this module of yours first, so that its methods are known by name. May be given several times.", repeats=True,
+)  # fmt: skip
+"""A flag of every command."""
 RUNS = Flag("--runs", "DIR", "The folder in which run folders are made.", default="runs")
 EACH = Flag(
     "--each", "SETTING=A,B",
     "Train one run for every value, side by side. With several --each, one for every combination.", repeats=True,
 )  # fmt: skip
 SUITE = Flag("--suite", "NAME", "Attack with a fixed list: quick, standard or plus. The run remembers it.")
-ATTACKS = Flag("--attacks", "A,B", "Attack with these instead of what the run's config says. The run remembers them.")
+ATTACKS = Flag(
+    "--attacks", "A,B",
+    "Add these to the attacks of the run's config, which remembers them. Each may have options, by its place or by its name: "
+    "--attacks.0.epochs 100, --attacks.decoder.epochs 100. What was finished before counts as well.",
+)  # fmt: skip
+ONLY = Flag("--only", "", "Run just what --attacks names: what has not been run yet is taken off the run's list.")
 FAIL_IF = Flag(
     "--fail-if", "CONDITION",
     "Exit with 3 if it holds, such as 'ssim>0.5' or 'accuracy<0.8'. mse, ssim and psnr are of the worst case over attacks; "
     "accuracy and bits are of the run. May be given several times.", repeats=True,
 )  # fmt: skip
+HELD_TO = Flag(
+    "--suite", "NAME", "Hold the run to this suite: conditions fail unless all of it was run. Default is the largest begun in it."
+)
+ACCEPT_FLAG = Flag(
+    "--accept-flag", "FLAG",
+    "Judge conditions although this flag makes their numbers worthless, such as attack-not-converged. May be repeated.",
+    repeats=True,
+)  # fmt: skip
 OUT = Flag("--out", "FILE", "Where the report is written, if not to report.html in the first of the folders.")
+AUDIT = (
+    Flag(
+        "--model",
+        "PKG.MODULE:NAME",
+        "A function that gives the network, or the network itself. The current folder is looked in too.",
+    ),
+    Flag("--weights", "FILE", "Put these weights into it: a .safetensors, or a .pt state dict of tensors alone."),
+    Flag("--at", "LAYER", "Where the network is cut: after this submodule, such as layer1."),
+    Flag("--edge", "PKG.MODULE:NAME", "In the place of --model: a function from images to what is sent (black box)."),
+    Flag("--onnx", "FILE", "In the place of --model: an ONNX file of the edge (black box)."),
+    Flag(
+        "--exported",
+        "FILE",
+        "In the place of --model: a torch.export file of the edge (black box). Loading it unpickles: see --trust.",
+    ),
+    Flag("--trust", "", "Load --exported, though a pickle can run any code."),
+    Flag(
+        "--pairs",
+        "FILE",
+        "In the place of a model and --data: what was sent, and the images. A .npz, a .safetensors, a folder of .npy.",
+    ),
+    Flag("--attacker-pairs", "FILE", "Those of the attacker; without them half of --pairs are the attacker's."),
+    Flag("--suite", "NAME", "Attack with a fixed list: quick (the default), standard or plus; or name attacks with --attacks."),
+    Flag("--targets", "N", "Private images that are rebuilt, at most. Accuracy is always over all of them."),
+)
+AUDIT_OUT = Flag("--out", "DIR", "Where results are kept; the same command goes on there.", default="audit")
+LEAK = Flag("--leak", "", "Attack every cut by a linear inverse, some seconds each, and show what it rebuilds.")
+WEIGHTS = Flag("--weights", "FILE", "Weights of the model (.safetensors); without them a registered model has random ones.")
+INPUT = Flag(
+    "--input", "C,H,W", "Shape of an image; images of --data are brought to it. Default is theirs, or 3,32,32 without --data."
+)
+IMAGES = Flag(
+    "--images", "N", "Images that the attacker of --leak has; fewer if z is so large that they need over 1 GiB.", "1000"
+)
+PICTURE = Flag("--out", "FILE", "Also draw the cuts, as .svg, .png or .pdf.")
+ANYWAY = Flag("--anyway", "", "Report runs together although their numbers do not compare, such as those on other test images.")
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -73,10 +127,20 @@ COMMANDS = {
     ),
     "run": Command("train, attack, evaluate and report", "[RECIPE.toml …]", (RUNS, EACH, SUITE)),
     "train": Command("train a split model; the same command resumes it", "[RECIPE.toml …]", (RUNS, EACH)),
-    "attack": Command("attack trained runs", "RUN…", (ATTACKS, SUITE)),
-    "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF,)),
-    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT,)),
-    "list": Command("show every surrogate, defence, attack, model and data set"),
+    "attack": Command("attack trained runs", "RUN…", (ATTACKS, ONLY, SUITE)),
+    "evaluate": Command("measure accuracy, leak, cost and flags of attacked runs", "RUN…", (FAIL_IF, HELD_TO, ACCEPT_FLAG)),
+    "audit": Command(
+        "attack and measure a model that splitveil did not train; the test split of --data is private, the auxiliary one is the "
+        "attacker's",
+        flags=(*AUDIT, FAIL_IF, ACCEPT_FLAG, AUDIT_OUT),
+    ),
+    "report": Command("write one HTML file from one or more runs", "RUN…", (OUT, ANYWAY)),
+    "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
+    "cuts": Command(
+        "show where a model can be cut: what is sent, what the edge computes and, with --leak, what leaks",
+        "MODEL",
+        (LEAK, WEIGHTS, INPUT, IMAGES, PICTURE),
+    ),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
     "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),
 }
@@ -132,10 +196,12 @@ def usage() -> str:
 def command_help(command: str, flags: Iterable[Flag] = (), groups: dict[str, list[Row]] | None = None) -> str:
     """What `splitveil COMMAND --help` prints; `groups` are tables of further flags, by title."""
     told = COMMANDS[command]
-    rows = [flag.row for flag in (*told.flags, *flags)]
+    rows = [flag.row for flag in (*told.flags, *flags, IMPORT)]
     operands = f" {told.operands}" if told.operands else ""
     lines = [f"usage: splitveil {command}{operands}{' [flags]' if rows or groups else ''}", ""]
     lines += wrap(f"{told.about[0].upper()}{told.about[1:]}.", columns())
+    if "MODEL" in operands:
+        lines += ["MODEL is a name of `splitveil list models` or pkg.module:function, which returns an nn.Module."]
     if "RUN…" in operands:
         lines += ["RUN is a run folder, such as runs/demo/bottleneck, or a folder of run folders."]
     for title, table in ({"": rows} | (groups or {})).items():

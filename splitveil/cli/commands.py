@@ -6,18 +6,22 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from splitveil.attacks import label_of
-from splitveil.cli.arguments import choose, parse
+from splitveil.cli.arguments import parse
+from splitveil.cli.chosen_attacks import named_attacks, operands_and_options, with_added
 from splitveil.cli.command_flags import COMMANDS, HELP, command_help, read_flags, take_flags
 from splitveil.compute.pick_device import pick_device
-from splitveil.config import Config, from_dict, to_dict
+from splitveil.config import Config
 from splitveil.data.splits import Splits
+from splitveil.evaluation.begun import begin, begin_suite_of
 from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
-from splitveil.evaluation.fail_if import broken, parse_condition
-from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.fail_if import parse_condition
+from splitveil.evaluation.flags import flags_named
+from splitveil.evaluation.gate import refusals
+from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
-from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
+from splitveil.evaluation.which_attacks_count import Incomplete, standing
+from splitveil.registry import DATASETS, EVERY, UserError, unknown
 from splitveil.report.terminal import print_table
 from splitveil.runs import Run, read_json
 from splitveil.training.build import build_splits
@@ -98,35 +102,61 @@ def chosen_suite(name: str, others: list[str]) -> tuple[Any, ...] | None:
 
 
 def attack_command(arguments: list[str]) -> None:
-    """Attack trained runs; `--attacks a,b` or `--suite` replaces the attacks of the run's config, also for later commands."""
-    own, operands = read_flags("attack", COMMANDS["attack"].flags, arguments)
-    names = own["--attacks"]
-    attacks = chosen_suite(own["--suite"], ["--attacks"] if names else [])
+    """Attack trained runs with all that they remember; with what `--attacks` adds to their list, or with a suite in its place."""
+    own, words = take_flags(COMMANDS["attack"].flags, arguments)
+    operands, options = operands_and_options(words)
+    read_flags("attack", COMMANDS["attack"].flags, operands)  # refuses flags that it does not know
+    name, names, only = own["--suite"], own["--attacks"], own["--only"]
+    attacks = chosen_suite(name, [*(["--attacks"] if names else []), *options])
+    if only and not names:
+        raise UserError("--only says that no other attacks are to be run than --attacks names; name some")
     for folder in run_folders("attack", operands):
-        run = trained_run(folder)
-        if attacks is not None:
-            run = Run.create(folder, replace(run.config, attacks=attacks))
-        if names:
-            table = to_dict(run.config)
-            choose(table, "attacks", names)
-            run = Run.create(folder, from_dict(table))
-        skipped = attack_run(run, checked_splits(run), pick_device(run.config.device))
-        labels = [label for attack in run.config.attacks if (label := label_of(attack)) not in skipped]
+        run, place = trained_run(folder), folder / "attacks"
+        begin_suite_of(place, run.config.attacks)
+        if name:
+            begin(place, name)
+        elif names or options:
+            named = named_attacks(run.config, names, options)
+            config = replace(run.config, attacks=named) if only else with_added(run.config, named)
+            build_attacks(config)  # a mistake must be told before the run remembers it
+            run = Run.create(folder, config)
+            attacks = config.attacks
+        skipped = attack_run(run, checked_splits(run), pick_device(run.config.device), attacks)
+        done = standing(run, trained_weights(run), attacks).done
         told = f"; skipped {', '.join(skipped)}" if skipped else ""
-        print(f"{folder}: attacked by {', '.join(labels)}{told}")
+        print(f"{folder}: attacked by {', '.join(done)}{told}")
 
 
 def evaluate_command(arguments: list[str]) -> None:
-    """Measure attacked runs; exit code 3, with a line for each, if a condition of `--fail-if` holds."""
+    """Measure attacked runs; exit code 3, with the reasons, if a condition of `--fail-if` holds or cannot be judged."""
     own, operands = read_flags("evaluate", COMMANDS["evaluate"].flags, arguments)
     conditions = [parse_condition(text) for text in own["--fail-if"]]
-    summaries = []
+    accepted, suite_name = flags_named(own["--accept-flag"]), own["--suite"]
+    chosen_suite(suite_name, [])  # a name that is none is told before anything is measured
+    summaries, lines = [], []
     for folder in run_folders("evaluate", operands):
         run = trained_run(folder)
-        summaries.append(evaluate_run(run, checked_splits(run), pick_device(run.config.device)))
-    print_table(summaries)
-    if lines := [line for summary in summaries for line in broken(summary, conditions)]:
+        try:
+            summary = evaluate_run(run, checked_splits(run), pick_device(run.config.device), suite_name)
+        except Incomplete as error:
+            if not conditions:
+                raise
+            lines.append(f"{run.config.name}: {error}")
+            continue
+        summaries.append(summary)
+        lines += refusals(folder, summary, conditions, accepted, suite_name)
+    if summaries:
+        print_table(summaries)
+    if lines:
         print(*lines, sep="\n", file=sys.stderr)
+        sys.exit(3)
+
+
+def audit_command(arguments: list[str]) -> None:
+    """Audit a model of the user's own; exit code 3, with a line for each, if a condition of `--fail-if` holds."""
+    from splitveil.cli.audit import run_audit
+
+    if not run_audit(arguments):
         sys.exit(3)
 
 
@@ -135,7 +165,7 @@ def report_command(arguments: list[str]) -> None:
 
     own, operands = read_flags("report", COMMANDS["report"].flags, arguments)
     folders = run_folders("report", operands)
-    print(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html")))
+    print(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html"), own["--anyway"]))
 
 
 def demo_command(arguments: list[str]) -> None:
@@ -160,11 +190,33 @@ def bench_command(arguments: list[str]) -> None:
 
 
 def list_command(arguments: list[str]) -> None:
-    read_flags("list", (), arguments)
-    for registry in (SURROGATES, DEFENCES, ATTACKS, MODELS, DATASETS):
-        print(f"{registry.kind}s")
-        for name in registry.names():
-            print(f"  {name:<19}{registry[name].summary}")
+    """All methods, or those of the kinds (attacks) and names (ridge) that are given."""
+    _, wanted = read_flags("list", (), arguments)
+    kinds = {f"{registry.kind}s": registry for registry in EVERY}
+    names = {name for registry in EVERY for name in registry.names()}
+    for word in wanted:
+        if word not in kinds and word not in names:
+            raise unknown("kind or name", word, {*kinds, *names})
+    for kind, registry in kinds.items():
+        shown = [name for name in registry.names() if not wanted or kind in wanted or name in wanted]
+        if shown:
+            print(kind)
+        for name in shown:
+            entry = registry[name]
+            print(f"  {name:<19}{entry.summary}{f' [{entry.origin}]' if entry.origin else ''}")
+
+
+def cuts_command(arguments: list[str]) -> None:
+    """Where a model can be cut; the flags of data and model (--data.path, --model.width) are those of train."""
+    if HELP & set(arguments):
+        print(command_help("cuts"), "`splitveil train --model NAME --data NAME --help` shows their flags.", sep="\n")
+        return
+    from splitveil.cli.cuts import cuts
+
+    own, rest = take_flags(COMMANDS["cuts"].flags, arguments)
+    if not rest or rest[0].startswith("-"):
+        raise UserError("cuts needs a model first: a name such as vgg11, or pkg.module:function")
+    cuts(rest[0], own, rest[1:])
 
 
 def data_command(arguments: list[str]) -> None:

@@ -6,6 +6,7 @@ loader        holds uint8 images on the device and gathers batches there
 augment       crops, flips and rotates a batch
 download      fetches published files
 safe_pickle   reads pickles without running them
+safe_npz      reads .npz files without believing their headers
 """
 
 import hashlib

@@ -4,8 +4,9 @@
     fetch_archive(published, root, name)    -> root/name, the archive's folder, unpacked as a whole or not at all
 
 Bytes arrive in file.part. After an interruption an HTTP Range request asks for the rest, in the same run or in the next one.
-Nothing is fetched unless the user sets `download = true`; without it `missing` says which files to put where. We do not use the
-library pooch, because it cannot resume a download.
+Only https is spoken, also where a server redirects to: the published checksums are md5, which alone is too weak a seal. Nothing
+is fetched unless the user sets `download = true`; without it `missing` says which files to put where. We do not use the library
+pooch, because it cannot resume a download.
 """
 
 import hashlib
@@ -20,17 +21,21 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
+from splitveil.read_file import open_file
 from splitveil.registry import UserError
 
 TRIES = 4
 WAIT_S = 1.0  # before the second try; doubles with each further one
 TIMEOUT_S = 30.0
 CHUNK = 1 << 16
+SCHEMES = ("https",)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def missing(dataset: str, files: Iterable[str], folder: Path, url: str) -> UserE
 
 
 def checksum(file: Path, algorithm: str) -> str:
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False))
     return f"{algorithm}:{digest.hexdigest()}"
 
@@ -71,6 +76,7 @@ def fetch(published: Published, folder: Path) -> Path:
         return target
 
     part = folder / f"{published.file}.part"
+    check_scheme(published.url)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         receive(published.url, part)
@@ -82,6 +88,23 @@ def fetch(published: Published, folder: Path) -> Path:
         by_hand = f"get {published.file} from {published.url} elsewhere and put it into {folder}"
         raise UserError(f"download failed ({reason(error)}); run again to resume, or {by_hand}") from error
     return target
+
+
+def check_scheme(url: str) -> None:
+    """Refuse an address whose answer somebody on the way could change."""
+    if urlsplit(url).scheme not in SCHEMES:
+        raise UserError(f"{url} must begin with https; get the file elsewhere and put it into the data folder by hand")
+
+
+class CheckedRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
+    ):
+        check_scheme(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+OPENER = urllib.request.build_opener(CheckedRedirects)
 
 
 def reason(error: Exception) -> str:
@@ -113,7 +136,7 @@ def receive_rest(url: str, part: Path, progress: Progress, bar: TaskID) -> None:
     have = size(part)
     headers = {"User-Agent": "splitveil", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
+        response = OPENER.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
     except HTTPError as error:
         error.close()
         # 416 means that nothing comes after these bytes: the part is whole, or else the checksum will refuse it.

@@ -14,6 +14,7 @@ same proportion, as far as whole images allow.
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import floor, isfinite
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -49,6 +50,17 @@ class Splits:
     def summary(self) -> dict[str, dict[str, object]]:
         """What goes into splits.json: size and sha256 of each part."""
         return {name: {"images": len(part), "sha256": part.digest()} for name, part in vars(self).items()}
+
+
+class Sides(Protocol):
+    """Whose images are whose, of which Splits are one example."""
+
+    @property
+    def test(self) -> ImageSet: ...
+    @property
+    def auxiliary(self) -> ImageSet: ...
+    @property
+    def task(self) -> ImageSet | None: ...
 
 
 def balanced_order(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -111,6 +123,14 @@ def joined(a: ImageSet, b: ImageSet) -> ImageSet:
 
 def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
     """The four parts of a data set; the same seed gives the same parts on every machine."""
+    splits = cut_parts(source, config, seed)
+    first = splits.test.images[0]
+    if all(np.array_equal(first, image) for part in (splits.test, splits.auxiliary) for image in part.images):
+        raise UserError("all images are equal, so there is nothing to rebuild and nothing to protect; is it the right file?")
+    return splits
+
+
+def cut_parts(source: Source, config: SplitsConfig, seed: int) -> Splits:
     seed = seed_of(seed, "splits")
     shares = {"task": config.task, "validation": config.validation, "auxiliary": config.auxiliary}
     if config.by_identity:
@@ -153,7 +173,7 @@ def converted(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.concatenate(found)
 
 
-def elsewhere(source: Source, splits: Splits, seed: int) -> ImageSet:
+def elsewhere(source: Source, splits: Sides, seed: int) -> ImageSet:
     """Training images of another data set in the shape of the run's images, as many as the run's auxiliary part has if possible.
 
     Test images of the run among them are an error, because the attacker would be handed what it has to rebuild.

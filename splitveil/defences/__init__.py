@@ -57,6 +57,8 @@ class Defence(nn.Module, Generic[C]):
 
     noise_std: float | None = None
     """Standard deviation of the Gaussian noise that `send` adds; None if it adds none."""
+    noise_is_exact: bool = False
+    """True if z and noise are added in whole numbers of steps, so that what is proved of real noise covers the arithmetic."""
     reads_x: bool = False
     """True if `send` uses x beyond z. Then noise that was added before it no longer bounds what is sent."""
     bounds_z: bool = False
@@ -86,6 +88,11 @@ class Defence(nn.Module, Generic[C]):
     def clean(self, z: Tensor, x: Tensor) -> Tensor:
         """What `send` adds its noise to: z itself, unless the defence changes z first, as by clipping."""
         return z
+
+    @property
+    def changes_before_noise(self) -> bool:
+        """True if `clean` is not z."""
+        return type(self).clean is not Defence.clean
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """What leaves the device, in training and in service. It is the same in train() and eval(), and z is not written to."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
+from splitveil.noise import uniform
 from splitveil.options import option
 from splitveil.registry import DEFENCES
 
@@ -30,8 +31,7 @@ class Config:
 
 
 def drop(z: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
-    # Drawn in float32 for every type of z: in bfloat16 a uniform number has 8 bits, and p would be rounded to them.
-    lost = torch.rand(z.shape, generator=generator, device=z.device) < p
+    lost = uniform(z, generator) < p
     return torch.where(lost, 0.0, z / (1 - p))
 
 

@@ -1,16 +1,16 @@
 """keyed_noise: Gaussian noise that a secret key and the input determine, so that repeats of one x teach nothing new.
 
     z' = z + sigma * n(key, x)            n = Box-Muller(SHAKE128(BLAKE2b(key; shapes, round(255 x))))      in service
-    z' = z + sigma * N(0, I)              fresh noise from the generator                                    in training
+    z' = z + sigma * N(0, I)              fresh noise from the generator                                    in training only
 
     x         [b, c, h, w] in [0, 1], hashed as 8-bit pixels: what differs by less than half a step of 1/255 is the same image
     key       secret of the device, from the environment variable SPLITVEIL_KEY: 16 bytes at least, in hex or as text
     z, z'     [b, *z_shape]
 
 To whoever does not have the key, the noise of different x is independent and N(0, I), as that of `gaussian`, and the bound on
-one release is the same; but n releases of one x are one release. The key exists only from `deploy` on and only in memory: it is
-not in the state, the config, the hints or a run folder. If the variable is not set, a random key is drawn for this process and
-forgotten when it ends.
+one release is the same; but n releases of one x are one release. The key exists only from `deploy` on, or from the first release
+without a generator, and only in memory: it is not in the state, the config, the hints or a run folder. If the variable is not
+set, a random key is drawn for this process and forgotten when it ends.
 
 Cost: pixels are hashed and noise is made on the CPU, so that every device sends the same; a batch of 256 images of 3 x 32 x 32
 with 512 entries of z took about 20 ms on one slow core. The host waits for the device; training does not take this path.
@@ -127,8 +127,10 @@ class KeyedNoise(Defence[Config]):
         console.print(notice, style="yellow", markup=False, highlight=False)
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        if self._key is None:
+        if self._key is None and generator is not None:
             return add_noise(z, self.config.sigma, generator)
+        self.deploy()  # an experiment would have a generator: noise that nobody repeats must not average out
+        assert self._key is not None
         return z + (self.config.sigma * keyed_normals(self._key, x, z)).to(z)
 
     @property

@@ -1,6 +1,7 @@
 """local_dp: clip z, then add noise under which any two inputs are (epsilon, delta)-indistinguishable.
 
-    z' = clip(z) + noise,      P[z' in S | x] <= e^epsilon P[z' in S | x~] + delta      for every S and every x, x~
+    z' = g (trunc(clip(z) / g) + floor(noise / g) + 1/2)
+    P[z' in S | x] <= e^epsilon P[z' in S | x~] + delta      for every S and every x, x~
 
 This is local differential privacy (Kasiviswanathan et al., SIAM J. Comput. 2011) of one release. It holds whatever the edge
 computes: the clipping alone bounds how far apart two inputs can be (the sensitivity), so z is always clipped first.
@@ -14,6 +15,13 @@ computes: the clipping alone bounds how far apart two inputs can be (the sensiti
     gaussian      sigma = Delta / mu with the largest mu for which                      (Balle and Wang, ICML 2018, Theorem 8)
                   Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta
 
+It holds on a computer, and not of real numbers only: z and the noise are whole multiples of a step g, so that what is sent is a
+function of z + real noise, and no rounding shows which z it came from (shared/rounded_noise.py). Rounding z towards 0 makes no
+distance larger; that clipping is done in float64 may, by less than 2^-30, which Delta includes.
+
+    g             sigma / 4096 or scale / 65536: far below what the noise lets through
+    sampling      n d 2^-62: with this probability at most, over the noise alone, n releases are not those of the exact mechanism
+
 n releases of one x have n * epsilon under laplace (basic composition). Under gaussian their mean is a sufficient statistic, so
 they are exactly one release with sigma / sqrt(n); `report` solves the same condition for epsilon at the configured delta.
 
@@ -26,9 +34,8 @@ more than 1 %, the training ends. The literature often states epsilon for noise 
 d * epsilon for the whole of z, and the whole of z is sent.
 Suggested: gaussian, norm, epsilon 10 to 20. With box the noise grows with d, so use it for small cuts only.
 
-Known failure: epsilon adds up over releases of one x; an epsilon of 10 says little by itself (e^10 = 22026); noise from floating
-point numbers keeps traces of z in its last bits (Mironov, CCS 2012); nothing is guaranteed to the people whose images trained the
-weights.
+Known failure: epsilon adds up over releases of one x; an epsilon of 10 says little by itself (e^10 = 22026); the time that a
+release takes is not hidden; nothing is guaranteed to the people whose images trained the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +47,7 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
-from splitveil.defences.gaussian import add_noise
+from splitveil.defences.shared.rounded_noise import DISTANCE, RoundedLaplace, RoundedNormal
 from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
@@ -60,6 +67,10 @@ class Config:
     """c of the clipping, in units of z; the noise grows in proportion."""
 
 
+CLIPPING = 2**-30
+"""By how much, as a share, rounding in float64 may leave a norm of up to 2^22 entries above its bound."""
+
+
 def clip_norm(z: Tensor, bound: float, order: int) -> tuple[Tensor, Tensor]:
     """Samples scaled to ||z||_order <= bound, [b, …], and which of them were outside, [b, 1, …]."""
     norm = torch.linalg.vector_norm(z, order, dim=tuple(range(1, z.ndim)), keepdim=True)
@@ -73,9 +84,8 @@ def clip_box(z: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 
 def sensitivity(mechanism: str, clip: str, bound: float, entries: int) -> float:
     """The largest distance of two clipped z: L1 for laplace, L2 for gaussian."""
-    if clip == "norm":
-        return 2 * bound
-    return bound * (entries if mechanism == "laplace" else sqrt(entries))
+    widest = 2 if clip == "norm" else entries if mechanism == "laplace" else sqrt(entries)
+    return widest * bound * (1 + CLIPPING)
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -117,15 +127,11 @@ def nats_at_most(mechanism: str, mu: float) -> float:
     return mu**2 / 8 if mechanism == "gaussian" else mu / 2 + expm1(-mu / 2)
 
 
-def add_laplace(z: Tensor, scale: float, generator: torch.Generator | None) -> Tensor:
-    """z + Lap(scale): the difference of two exponential variables."""
-    first, second = (torch.empty_like(z).exponential_(generator=generator) for _ in range(2))
-    return z + scale * (first - second)
-
-
 @DEFENCES.register("local_dp", Config)
 class LocalDP(Defence[Config]):
     """Clips z and adds Laplace or Gaussian noise for local differential privacy."""
+
+    noise_is_exact = True
 
     seen: Tensor
     clipped: Tensor
@@ -134,6 +140,7 @@ class LocalDP(Defence[Config]):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.laplace = config.mechanism == "laplace"
+        self.rounded = RoundedLaplace() if self.laplace else RoundedNormal()
         # Delta / scale, or Delta / sigma
         self.mu = config.epsilon if self.laplace else gaussian_mu(config.epsilon, config.delta)
         self.entries: int | None = None
@@ -165,8 +172,8 @@ class LocalDP(Defence[Config]):
         return self._sensitivity(entries) / self.mu
 
     def _clipped(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The clipped entries in float32 at least, which of them (or whose samples) were outside, and which were finite."""
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))  # half precision would round the noise and the norm
+        """The clipped entries in float64, which of them (or whose samples) were outside, and which were finite."""
+        wide = z.double()
         finite = wide.isfinite()
         wide = torch.where(finite, wide, 0.0)
         if self.config.clip == "norm":
@@ -174,15 +181,14 @@ class LocalDP(Defence[Config]):
         return *clip_box(wide, self.config.bound), finite
 
     def clean(self, z: Tensor, x: Tensor) -> Tensor:
-        return self._clipped(z)[0].to(z.dtype)
+        return self.rounded.clean(self._clipped(z)[0], self._scale(z[:1].numel())).to(z.dtype)
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         inside, outside, finite = self._clipped(z)
         self.seen += z.numel()
         self.clipped += (outside | ~finite).sum()  # a sample over the norm counts with all its entries
         self.broken += (~finite).sum()
-        noisy = add_laplace if self.laplace else add_noise
-        return noisy(inside, self._scale(z[:1].numel()), generator).to(z.dtype)
+        return self.rounded.around(inside, self._scale(z[:1].numel()), generator).to(z.dtype)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
         self.deploy()
@@ -202,7 +208,7 @@ class LocalDP(Defence[Config]):
     def report(self, releases: Sequence[int] = (1, 4, 16, 64)) -> dict[str, Any]:
         """What is guaranteed for n releases of one x, by what noise, and how much was clipped. The host waits for the device."""
         config = self.config
-        facts: dict[str, Any] = {"mechanism": config.mechanism, "clip": config.clip, "bound": config.bound}
+        facts: dict[str, Any] = {"mechanism": config.mechanism, "clip": config.clip, "bound": config.bound, "exact": True}
         if config.clip == "norm" or self.entries is not None:
             facts["sensitivity"] = self._sensitivity(self.entries or 1)
             facts["scale" if self.laplace else "sigma"] = self._scale(self.entries or 1)
@@ -211,14 +217,17 @@ class LocalDP(Defence[Config]):
         facts["not_finite_rate"] = int(self.broken) / seen if seen else None
         return facts | {"guarantees": [self._guarantee(n) for n in releases]}
 
-    def _guarantee(self, n: int) -> dict[str, float]:
+    def _guarantee(self, n: int) -> dict[str, float | None]:
         if n < 1:
             raise UserError(f"local_dp: a guarantee for {n} releases was asked for, must be at least 1")
-        bits = n * nats_at_most(self.config.mechanism, self.mu) / log(2)
-        if self.laplace:
-            return {"releases": n, "epsilon": n * self.config.epsilon, "delta": 0.0, "bits": bits}
-        delta = self.config.delta
-        return {"releases": n, "epsilon": gaussian_epsilon(self.mu * sqrt(n), delta), "delta": delta, "bits": bits}
+        delta = 0.0 if self.laplace else self.config.delta
+        return {
+            "releases": n,
+            "epsilon": n * self.config.epsilon if self.laplace else gaussian_epsilon(self.mu * sqrt(n), delta),
+            "delta": delta,
+            "bits": n * nats_at_most(self.config.mechanism, self.mu) / log(2),
+            "sampling": None if self.entries is None else n * self.entries * DISTANCE,
+        }
 
     @property
     def attack_hints(self) -> AttackHints:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from splitveil.defences import AttackHints, Defence
+from splitveil.noise import uniform
 from splitveil.options import option
 from splitveil.registry import DEFENCES, UserError
 
@@ -47,7 +48,7 @@ def quantise(z: Tensor, bits: int, low: float, high: float, dither: str, generat
     inside = z.clamp(low, high)
     u: Tensor | float = 0.0
     if dither != "none":
-        u = (torch.rand(z.shape, generator=generator, device=z.device) - 0.5).to(z)
+        u = (uniform(z, generator) - 0.5).to(z)
     level = torch.round((inside.detach() - low) / step + u)
     sent = low + step * (level - u if dither == "subtractive" else level)
     return sent + (inside - inside.detach())  # adds exact zeros, and the gradient of the clamp

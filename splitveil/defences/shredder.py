@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
-from splitveil.defences.local_dp import add_laplace
+from splitveil.noise import below
 from splitveil.options import option
 from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
@@ -44,13 +44,16 @@ class Config:
 
 
 def laplace(shape: tuple[int, ...], std: float) -> Tensor:
-    """Laplace noise with this standard deviation."""
-    return add_laplace(torch.zeros(shape), std / 2**0.5, None)
+    """Laplace noise with this standard deviation, the difference of two exponential variables. From torch's own generator, which
+    building a run seeds: these are weights.
+    """
+    first, second = (torch.empty(shape).exponential_() for _ in range(2))
+    return std / 2**0.5 * (first - second)
 
 
 def add_one_of(z: Tensor, library: Tensor, generator: torch.Generator | None) -> Tensor:
     """Each image gets one of the K tensors, at random."""
-    k = torch.randint(len(library), (len(z),), generator=generator, device=z.device)
+    k = below(len(library), len(z), z.device, generator)
     return z + library[k].to(z.dtype)
 
 

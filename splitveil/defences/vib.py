@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences import AttackHints, Batch, Defence
+from splitveil.noise import normal
 from splitveil.options import option
 from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
@@ -43,8 +44,7 @@ def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 def reparameterised(mean: Tensor, log_variance: Tensor, generator: torch.Generator | None) -> Tensor:
     """A draw from N(mean, exp log_variance) that is differentiable in both."""
-    noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-    return mean + (log_variance / 2).exp() * noise
+    return mean + (log_variance / 2).exp() * normal(mean, generator)
 
 
 class Head(nn.Linear):

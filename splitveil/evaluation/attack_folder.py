@@ -20,7 +20,7 @@ from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.summary import AttackRecord, AttackResult, attack_record, to_json
 from splitveil.metrics import per_image_metrics
 from splitveil.metrics.residual import residual_share
-from splitveil.runs import Run, read_json, read_tensors, write_json, write_tensors
+from splitveil.runs import read_json, read_tensors, write_json, write_tensors
 
 SAMPLES = 12
 """Images whose reconstructions are kept for the report, one of each class in turn."""
@@ -31,10 +31,6 @@ JUDGED = (
 """What judges say of each image; see judges.py."""
 OWN_FIELDS = ("mse", "ssim", "psnr", "lpips", "residual", "residual_ceiling")
 """Metrics that have fields of their own in AttackResult; the means of all others are in `more`."""
-
-
-def attack_folder(run: Run, config: Any) -> Path:
-    return run.folder / "attacks" / f"{label_of(config)}-{run.config.seed}"
 
 
 def options_of(config: Any) -> dict[str, Any]:
@@ -66,7 +62,8 @@ def write_attack(folder: Path, record: AttackRecord, rows: dict[str, np.ndarray]
 
 def write_skipped(folder: Path, config: Any, weights: str, why: str) -> None:
     (folder / "attack.json").unlink(missing_ok=True)
-    table = {"attack": label_of(config), "why": why, "options": options_of(config), "weights_sha256": weights}
+    told = {"attack": label_of(config), "method": type(config).method, "why": why}
+    table = told | {"options": options_of(config), "weights_sha256": weights}
     write_json(folder / "skipped.json", table)
 
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from splitveil.attacks import Attack, label_of
 from splitveil.attacks.threat import OTHER, SAME_DISTRIBUTION, SAME_SET, ThreatModel
-from splitveil.config import Config
 from splitveil.data import ImageSet
-from splitveil.data.splits import Splits, elsewhere
+from splitveil.data.splits import Sides, elsewhere
+from splitveil.evaluation.victim import Settings
 from splitveil.registry import ATTACKS, DATASETS, UserError, unknown
 from splitveil.rng import seed_of
 
 
-def build_attacks(config: Config) -> list[Attack]:
+def build_attacks(config: Settings) -> list[Attack]:
     """The attacks of a config, in its order."""
-    names = [label_of(attack) for attack in config.attacks]
-    for name in names:
-        if names.count(name) > 1:
+    for attack in config.attacks:
+        name = label_of(attack)
+        if config.attacks.count(attack) > 1:
             raise UserError(f"attacks: {name} is there twice; give one of them a label of its own, such as {name}-2")
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
             raise UserError(f"attacks: label is {name!r}, must be of letters, digits and _ . + -: it names a folder")
@@ -65,10 +65,14 @@ def with_images(threat: ThreatModel, name: str, asked: str) -> ThreatModel:
     return replace(threat, auxiliary=OTHER, elsewhere=other)
 
 
-def own_images(asked: str, splits: Splits, seed: int) -> ImageSet:
+def own_images(asked: str, splits: Sides, seed: int) -> ImageSet:
     """The images that an attacker has of its own; never one of the test images."""
-    if asked in (SAME_DISTRIBUTION, SAME_SET):
-        return splits.auxiliary if asked == SAME_DISTRIBUTION else splits.task
+    if asked == SAME_DISTRIBUTION:
+        return splits.auxiliary
+    if asked == SAME_SET:
+        if splits.task is None:
+            raise UserError("the images that the model was trained with are not known here; leave out auxiliary = 'same set'")
+        return splits.task
     name, _, path = asked.partition(":")
     options: dict[str, Any] = {"path": path} if path else {}
     return elsewhere(DATASETS[name].make(**options), splits, seed)

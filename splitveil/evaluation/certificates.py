@@ -28,7 +28,15 @@ from splitveil.rng import stream
 PRIOR_NUMBERS = 50_000_000
 """Numbers in the images that the prior is fitted to, at most (400 MB)."""
 PRIOR_IMAGES = 10_000
-FRESH = "Every release has fresh noise, and there are no more of them than stated; the noise is exactly Gaussian."
+FRESH = "Every release has fresh noise that nobody can predict, and there are no more of them than stated."
+REAL = (
+    "Noise and sums are those of real numbers. Sums of floating point numbers show traces of z in their last bits, which an "
+    "attacker who looks for them can read; gaussian with its option grid, and local_dp, send whole steps instead."
+)
+EXACT = (
+    "Noise and sums are whole steps of sigma / 4096, so that floating point arithmetic is covered; the noise is drawn exactly, "
+    "up to a total variation of 2^-62 for each entry."
+)
 SAMPLE = "The variances of the features are those of the test images; for other images they are estimates."
 GAUSSIAN_PRIOR = (
     "Images of a class have the entropy of a Gaussian with the covariance of the attacker's images. Real images have less, so "
@@ -38,49 +46,58 @@ THIS_SET = "x is one of the test images, all equally likely. Images that are not
 BLOCKS = f"Of more than {BLOCK} test images the attacker is told which {BLOCK} the image is among, which only helps it."
 
 
+def arithmetic(exact: bool) -> str:
+    """What a certificate assumes of the arithmetic."""
+    return EXACT if exact else REAL
+
+
 def rate_certificate(noisy: Sequence[Noisy], y: Tensor, classes: int, n: int) -> Certificate:
-    found = min((rates(clean, y, classes, sigma, n) for clean, sigma in noisy), key=lambda r: r.total)
+    each = [(rates(place.clean, y, classes, place.sigma, n), place.exact) for place in noisy]
+    found, exact = min(each, key=lambda pair: pair[0].total)
     per_class = tuple((found.per_class / log(2)).tolist())
-    return Certificate("rate", found.total / log(2), "bits", n, (FRESH, SAMPLE), True, per_class)
+    return Certificate("rate", found.total / log(2), "bits", n, (FRESH, arithmetic(exact), SAMPLE), True, per_class)
 
 
 def paper_certificate(
     noisy: Sequence[Noisy], y: Tensor, classes: int, n: int, entropy: float, p: int, assumption: str = GAUSSIAN_PRIOR
 ) -> Certificate:
     """The theorem within each class, for an attacker who is told the class; the aggregate is the mean of these over images."""
-    found = min((rates(clean, y, classes, sigma, n) for clean, sigma in noisy), key=lambda r: r.given_class)
+    each = [(rates(place.clean, y, classes, place.sigma, n), place.exact) for place in noisy]
+    found, exact = min(each, key=lambda pair: pair[0].given_class)
     floors = [paper_mse(entropy, nats, p) if nats == nats else float("nan") for nats in found.per_class.tolist()]
     value = sum(f * s for f, s in zip(floors, found.share.tolist()) if s > 0)
-    return Certificate("paper", value, "MSE", n, (assumption, FRESH, SAMPLE), False, tuple(floors))
+    return Certificate("paper", value, "MSE", n, (assumption, FRESH, arithmetic(exact), SAMPLE), False, tuple(floors))
 
 
 def known_set_bits(noisy: Sequence[Noisy], n: int) -> Certificate:
     """Which of the test images it is would be log2 N bits."""
-    nats = min(float(pairwise_nats(clean, sigma, n).mean()) for clean, sigma in noisy)
-    return Certificate("known set", nats / log(2), "bits", n, (THIS_SET, FRESH), True)
+    nats, exact = min((float(pairwise_nats(place.clean, place.sigma, n).mean()), place.exact) for place in noisy)
+    return Certificate("known set", nats / log(2), "bits", n, (THIS_SET, FRESH, arithmetic(exact)), True)
 
 
 def known_set_certificate(
     noisy: Sequence[Noisy], x: Tensor, y: Tensor, classes: int, n: int, generator: torch.Generator
 ) -> Certificate:
-    errors = [known_set_errors(x, clean, sigma, n, generator) for clean, sigma in noisy]
-    best = max(errors, key=known_set_mse)
+    errors = [(known_set_errors(x, place.clean, place.sigma, n, generator), place.exact) for place in noisy]
+    best, exact = max(errors, key=lambda pair: known_set_mse(pair[0]))
     each = best.mean(1, dtype=torch.float64)
     per_class = tuple(float(each[y == label].mean()) for label in range(classes))
-    return Certificate("known set", known_set_mse(best), "MSE", n, (THIS_SET, FRESH, BLOCKS), True, per_class)
+    assumed = (THIS_SET, FRESH, arithmetic(exact), BLOCKS)
+    return Certificate("known set", known_set_mse(best), "MSE", n, assumed, True, per_class)
 
 
 def local_dp_certificates(report: dict[str, Any], x: Tensor) -> list[Certificate]:
     """What a defence guarantees by its `report`: epsilon, bits, and the error that follows from the bits by Fano."""
     found = []
     for row in report.get("guarantees", ()):
-        n, fresh = row["releases"], "Every release has fresh noise, and there are no more of them than stated."
-        exact = "Noise is that of real numbers; floating point keeps traces of z in its last bits."
-        delta = f"It may be exceeded with probability delta = {row['delta']:g}."
-        found.append(Certificate("local dp", row["epsilon"], "epsilon", n, (fresh, exact, delta), True))
-        found.append(Certificate("local dp", row["bits"], "bits", n, (fresh, exact), True))
+        n, delta = row["releases"], f"It may be exceeded with probability delta = {row['delta']:g}."
+        exact = "Noise and sums are whole steps of a grid, so that floating point arithmetic is covered"
+        if row["sampling"] is not None:
+            exact += f", except with a probability of {row['sampling']:.0e} that noise alone decides"
+        found.append(Certificate("local dp", row["epsilon"], "epsilon", n, (FRESH, exact + ".", delta), True))
+        found.append(Certificate("local dp", row["bits"], "bits", n, (FRESH, exact + "."), True))
         floor = fano_mse(x, row["bits"] * log(2))
-        found.append(Certificate("fano", floor, "MSE", n, (THIS_SET, fresh, exact, BLOCKS), True))
+        found.append(Certificate("fano", floor, "MSE", n, (THIS_SET, FRESH, exact + ".", BLOCKS), True))
     return found
 
 

@@ -3,119 +3,199 @@
 The reconstructions are not needed here: score.py measured each of them when its attack was run.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from splitveil.attacks.mean_image import mean_of
+from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
-from splitveil.data.splits import Splits
+from splitveil.data.splits import Sides, Splits
 from splitveil.defences import Batch, Defence
 from splitveil.evaluation.attack_folder import read_attack, read_rows
+from splitveil.evaluation.begun import begin_suite_of
 from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
-from splitveil.evaluation.flags import Evidence, raised
+from splitveil.evaluation.degenerate import degenerate
+from splitveil.evaluation.flags import Evidence, not_checked, raised
+from splitveil.evaluation.gate import held
 from splitveil.evaluation.judges import attributes, why_no_classes
-from splitveil.evaluation.run_attacks import load_parts, trained_weights
+from splitveil.evaluation.predict_noise import predicted_noise
+from splitveil.evaluation.run_attacks import load_parts, victim_of
 from splitveil.evaluation.score import on_the_wire
-from splitveil.evaluation.suites import suite_of
 from splitveil.evaluation.summary import AttackResult, Part, Probes, Summary, write_summary
+from splitveil.evaluation.victim import ACCURACY, Kept, Victim
 from splitveil.evaluation.which_attacks_count import counted
 from splitveil.evaluation.worst_case import worst_case
 from splitveil.metrics import image as metrics
 from splitveil.metrics import probes
-from splitveil.metrics.cost import cost
+from splitveil.metrics.cost import Cost, cost
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.metrics.lpips import lpips_or_why
+from splitveil.registry import UserError
 from splitveil.rng import stream
-from splitveil.runs import Run, read_json
+from splitveil.runs import Run, measuring, read_json
 from splitveil.training.build import Parts
-from splitveil.training.forward_pass import run_pass
+from splitveil.training.forward_pass import Pass, count_correct, run_pass
 from splitveil.training.health import loss_share
 
 
-def evaluate_run(run: Run, splits: Splits, device: torch.device) -> Summary:
-    """Write and return the summary of a trained and attacked run."""
-    config, seed = run.config, run.config.seed
+class Training(NamedTuple):
+    """What only whoever trained a model knows: its surrogate, and how CEM fared."""
+
+    surrogate: str | None = None
+    strength: float = 0.0
+    tau: float | None = None
+    cem_steps: int | None = None
+    cem_inactive: int = 0
+    collapsed: Sequence[float] = ()
+    loss_share: float | None = None
+    predicted_noise: str | None = None
+    """From which stream whoever has the run folder draws the noise again; None if from none that was tried."""
+
+
+def evaluate_run(run: Run, splits: Splits, device: torch.device, suite: str = "") -> Summary:
+    """Write and return the summary of a trained and attacked run, held to a suite by name, else to the largest begun in it."""
     parts = load_parts(run, splits, device)
-    test, auxiliary = DeviceImages(splits.test, device), DeviceImages(splits.auxiliary, device)
-    weights = trained_weights(run)
-    done, skipped, _ = counted(run, weights)
+    training = training_of(run, parts)._replace(predicted_noise=predicted_noise(run, splits, parts, device))
+    return evaluate(
+        run, victim_of(run, splits, device, parts), tuple(type(defence).method for defence in run.config.defences),
+        training, suite, config_sha256=run.config_sha256, environment=read_json(run.folder / "environment.json"),
+        splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
+    )  # fmt: skip
+
+
+def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Training, suite: str = "", **origin: Any) -> Summary:
+    """Write and return the summary of what was attacked; `names` are its defences', `origin` says what it was made from."""
+    seed, lacks = victim.seed, victim.lacks
+    test, auxiliary = victim.test_images, victim.auxiliary_images
+    done, skipped, _ = counted(kept, victim.digest, suite)
+    begin_suite_of(kept.folder / "attacks", kept.config.attacks)
     ceiling = ceiling_mse(auxiliary, test)
     attacks = {name: read_attack(folder, ceiling) for name, folder in done.items()}
-    generator = stream(device, seed, "evaluation")
-    outcome = run_pass(parts.model, parts.channel, test, generator)
-    reports = parts.channel.reports()  # before anything else is sent: they count
-    names = [type(defence).method for defence in config.defences]
-    acting = which_act(names, parts, test, generator)
-    correct = int(outcome.correct.sum())
-    recognised, no_judge = judged(attacks, splits)
+    generator = stream(victim.device, seed, "evaluation")
+    outcome = run_pass(victim.model, victim.channel, test, generator, classify=ACCURACY not in lacks)
+    reports = victim.channel.reports()  # before anything else is sent: they count
+    acting = which_act(names, victim, test, generator)
+    correct, asked = right_answers(victim, outcome, generator)
+    recognised, no_judge = judged(attacks, victim)
     summary = Summary(
-        name=config.name,
+        name=kept.config.name,
         seed=seed,
-        accuracy=correct / len(test),
-        accuracy_ci95=wilson(correct, len(test)),
-        n_test=len(test),
+        accuracy=correct / asked,
+        accuracy_ci95=wilson(correct, asked),
+        n_test=asked,
         ceiling_mse=ceiling,
-        sigma=parts.channel.noise_std,
+        sigma=victim.channel.noise_std,
         bits=outcome.bits(test.labels, test.classes),
         attacks=attacks,
-        suite=suite_of(config.attacks),
         skipped=skipped,
         worst_case=worst_case({name: read_rows(folder) for name, folder in done.items()}, seed),
         no_lpips=lpips_or_why()[1] or None,
         recognised_original=recognised,
         no_judge=no_judge,
-        probes=probed(parts, splits, device, seed),
+        not_checked=not_checked(lacks),
+        probes=probed(victim),
         certificates=tuple(certificates(outcome.noisy, test, auxiliary, reports, seed=seed)),
-        defences=tuple(names),
+        defences=names,
         reports=tuple(reports),
-        surrogate=None if parts.cem is None else type(config.cem.surrogate).method,
-        strength=0.0 if parts.cem is None else config.cem.strength,
-        tau=None if parts.cem is None else parts.cem.surrogate.tau,
+        surrogate=training.surrogate,
+        strength=training.strength,
+        tau=training.tau,
         variance_histogram=tuple(variance_histogram(outcome.z, test.labels, test.classes).tolist()),
         histogram_range=HISTOGRAM,
         acting=acting,
-        cost=cost(parts.model),
-        z_shape=tuple(parts.model.z_shape),
-        config_sha256=run.config_sha256,
-        weights_sha256=weights,
-        splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
-        environment=read_json(run.folder / "environment.json"),
+        cost=cost_of(victim),
+        z_shape=tuple(victim.model.z_shape),
+        weights_sha256=victim.digest,
+        finite_weights=all(bool(values.isfinite().all()) for values in victim.model.state_dict().values()),
+        measured_by=measuring(),
+        **origin,
     )
-    summary = replace(summary, flags=raised(evidence_of(summary, run, parts, test)))
-    write_summary(run.folder, summary)
+    summary = held(summary, kept.folder, suite)
+    odd = degenerate(test.images, None if "labels" in lacks else test.labels, outcome.z, classes_of(victim.task, test))
+    evidence = replace(evidence_of(summary, victim, training), degenerate=odd, predicted_noise=training.predicted_noise)
+    summary = replace(summary, flags=raised(evidence))
+    write_summary(kept.folder, summary)
     return summary
 
 
-def evidence_of(summary: Summary, run: Run, parts: Parts, test: DeviceImages) -> Evidence:
+def training_of(run: Run, parts: Parts) -> Training:
+    """What a run's config and metrics.jsonl tell."""
+    last, (collapsed, share) = run.last_metrics(), collapse_of(run.metrics())
+    if parts.cem is None:
+        return Training(cem_inactive=last["cem_inactive"], collapsed=collapsed, loss_share=share)
+    cem = run.config.cem
+    return Training(
+        type(cem.surrogate).method,
+        cem.strength,
+        parts.cem.surrogate.tau,
+        last["cem_steps"],
+        last["cem_inactive"],
+        collapsed,
+        share,
+    )
+
+
+def evidence_of(summary: Summary, victim: Victim, training: Training) -> Evidence:
     """What the flags look at: the summary so far, how CEM fared in training, and the channel's two modes."""
-    x, last = test.take(slice(0, 256)), run.last_metrics()
+    x = victim.test_images.take(slice(0, 256))
     with torch.no_grad():
-        difference = mode_difference(parts.channel, parts.model.edge(x), x, run.config.seed)
-    collapsed, share = collapse_of(run.metrics())
+        difference = mode_difference(victim.channel, victim.model.edge(x), x, victim.seed)
     return Evidence(
-        summary.attacks, summary.ceiling_mse, summary.acting, summary.certificates, difference,
-        None if parts.cem is None else last["cem_steps"], last["cem_inactive"], collapsed, share,
+        summary.attacks, summary.ceiling_mse, summary.acting, summary.certificates, difference, training.cem_steps,
+        training.cem_inactive, training.collapsed, training.loss_share,
     )  # fmt: skip
 
 
-def wilson(correct: int, total: int, deviations: float = 1.96) -> tuple[float, float]:
+def right_answers(victim: Victim, outcome: Pass, generator: torch.Generator) -> tuple[float, int]:
+    """How many private images are classified rightly, and of how many; NaN where the classes or the cloud are not known."""
+    if ACCURACY in victim.lacks:
+        return float("nan"), len(victim.test)
+    if victim.classified is None:
+        return int(outcome.correct.sum()), len(victim.test)
+    images = DeviceImages(victim.classified, victim.device)
+    return count_correct(victim.model, victim.channel, images, generator), len(images)
+
+
+def cost_of(victim: Victim) -> dict[str, Cost]:
+    """The cost of both halves; of what is not known, only the bytes that cross."""
+    if victim.opaque:
+        return dict.fromkeys(("edge", "cloud"), Cost(None, None, 4 * victim.model.z_shape.numel()))
+    return cost(victim.model, with_cloud="cloud_weights" not in victim.lacks)
+
+
+def wilson(correct: float, total: int, deviations: float = 1.96) -> tuple[float, float]:
     """95 % interval of a share (Wilson 1927): right also near 0 and 1."""
     share, d2 = correct / total, deviations**2
     centre = (share + d2 / (2 * total)) / (1 + d2 / total)
     half = deviations * (share * (1 - share) / total + d2 / (4 * total**2)) ** 0.5 / (1 + d2 / total)
-    return centre - half, centre + half
+    # An end at 0 or 1 is that exactly, which the formula gives up to rounding.
+    return 0.0 if correct == 0 else centre - half, 1.0 if correct == total else centre + half
 
 
 def ceiling_mse(auxiliary: DeviceImages, test: DeviceImages) -> float:
     """The error of always guessing the mean of the attacker's images: what an attack without z reaches."""
     mean = mean_of(auxiliary)
-    return float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    ceiling = float(torch.cat([metrics.mse(mean.expand_as(x), x) for x, _ in test.in_order(500)]).mean())
+    if ceiling == 0:
+        raise UserError(
+            "the mean of the attacker's images is every test image: nothing is left to rebuild; use images that differ"
+        )
+    return ceiling
 
 
-def which_act(names: list[str], parts: Parts, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:
+def classes_of(task: ImageSet | None, test: DeviceImages) -> Tensor:
+    """True for each class that the model was trained with [classes]; all of them where that is not known."""
+    if task is None:
+        return torch.ones(test.classes, dtype=torch.bool, device=test.device)
+    return torch.bincount(torch.from_numpy(task.labels), minlength=test.classes).to(test.device) > 0
+
+
+def which_act(names: Sequence[str], parts: Parts | Victim, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:
     """For each defence of the channel, True if it acts on a batch of test images; `none` is not asked to."""
     x, y = next(test.in_order(64))
     with torch.no_grad():
@@ -134,7 +214,7 @@ def collapse_of(lines: list[dict[str, Any]]) -> tuple[list[float], float | None]
     return collapsed, loss_share(acted[-1]) if acted else None
 
 
-def judged(attacks: dict[str, AttackResult], splits: Splits) -> tuple[float | None, str | None]:
+def judged(attacks: dict[str, AttackResult], splits: Sides) -> tuple[float | None, str | None]:
     """The share of the test images themselves that the judge of the attacks recognises, or why it was not asked."""
     known = [attack.recognised_original for attack in attacks.values() if attack.recognised_original is not None]
     if known or not attacks:
@@ -143,8 +223,8 @@ def judged(attacks: dict[str, AttackResult], splits: Splits) -> tuple[float | No
     return None, why_no_classes(splits) or asked_too_early
 
 
-def probed(parts: Parts, splits: Splits, device: torch.device, seed: int) -> Probes:
+def probed(victim: Victim) -> Probes:
     """What probes find in z as it is sent of the test images."""
-    some = splits.test.take(probes.chosen(len(splits.test), seed).numpy())
-    hidden = {name: values.to(device) for name, values in attributes(some).items()}
-    return probes.told(on_the_wire(parts, DeviceImages(some, device), seed), hidden, seed)
+    some = victim.test.take(probes.chosen(len(victim.test), victim.seed).numpy())
+    hidden = {name: values.to(victim.device) for name, values in attributes(some).items()}
+    return probes.told(on_the_wire(victim, DeviceImages(some, victim.device), victim.seed), hidden, victim.seed)

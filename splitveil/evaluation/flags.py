@@ -4,13 +4,15 @@ A flag is one function below its texts (raised if / why it matters / what to do)
 for every place where it is raised. docs/flags.md is `table()`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import isfinite
 from typing import Any
 
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
+from splitveil.evaluation.victim import DEFENCES, FOLDER, LOG
+from splitveil.registry import unknown
 from splitveil.training.health import COLLAPSED
 
 
@@ -33,6 +35,10 @@ class Evidence:
     """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
     loss_share: float | None = None
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
+    degenerate: Sequence[str] = ()
+    """Corner cases of the test images and of z, from degenerate.py."""
+    predicted_noise: str | None = None
+    """The seed or stream from which whoever has the run folder draws the noise again; None if none was found."""
 
     @property
     def collapsed_late(self) -> float:
@@ -50,19 +56,30 @@ class Flag:
     do: str
     check: Check
     """Yields what raised the flag, once for each place."""
+    needs: str = ""
+    """What it cannot be checked without, where a victim may lack it: a key of `Victim.lacks`."""
 
 
 FLAGS: dict[str, Flag] = {}
 
 
-def flag(name: str, *, raised_if: str, why: str, do: str) -> Callable[[Check], Check]:
+def flag(name: str, *, raised_if: str, why: str, do: str, needs: str = "") -> Callable[[Check], Check]:
     """Register a check as a flag of this name."""
 
     def add(check: Check) -> Check:
-        FLAGS[name] = Flag(raised_if, why, do, check)
+        FLAGS[name] = Flag(raised_if, why, do, check, needs)
         return check
 
     return add
+
+
+def flags_named(names: Iterable[str]) -> set[str]:
+    """The flags of these names, or of this one name; refused if there is no such flag."""
+    named = {names} if isinstance(names, str) else set(names)
+    for name in named:
+        if name not in FLAGS:
+            raise unknown("flag", name, FLAGS)
+    return named
 
 
 def raised(evidence: Evidence) -> tuple[RaisedFlag, ...]:
@@ -70,10 +87,19 @@ def raised(evidence: Evidence) -> tuple[RaisedFlag, ...]:
     return tuple(RaisedFlag(name, detail) for name, flag in FLAGS.items() for detail in flag.check(evidence))
 
 
+def not_checked(lacks: Mapping[str, str]) -> dict[str, str]:
+    """The flags that nobody can check where some knowledge does not exist, with why."""
+    return {name: lacks[flag.needs] for name, flag in FLAGS.items() if flag.needs in lacks}
+
+
 def table() -> str:
     """All flags as a table in Markdown."""
     rows = [f"| `{name}` | {flag.raised_if} | {flag.why} | {flag.do} |" for name, flag in FLAGS.items()]
     return "\n".join(["| flag | raised if | why | do |", "|---|---|---|---|", *rows])
+
+
+BEATEN = 1.01
+"""An attack does worse than the mean image if its MSE is above this multiple of the mean image's."""
 
 
 @flag(
@@ -84,7 +110,9 @@ def table() -> str:
 )
 def beaten_by_mean(evidence: Evidence) -> Iterator[str]:
     for name, attack in evidence.attacks.items():
-        if not attack.mse <= 1.01 * evidence.ceiling_mse:  # written so that NaN, an attack that diverged, raises it too
+        if not attack.finite:
+            yield f"{name} diverged and has no MSE, the mean image's is {evidence.ceiling_mse:.4f}"
+        elif attack.mse > BEATEN * evidence.ceiling_mse:
             yield f"{name}: MSE {attack.mse:.4f}, the mean image's is {evidence.ceiling_mse:.4f}"
 
 
@@ -138,6 +166,7 @@ def still_falling(errors: Sequence[float]) -> bool:
     "or its loss ended below 1 % of that with equal weights while its attention had collapsed",
     why="the model is as undefended as without it",
     do="raise its strength; for CEM look at the variance histogram against tau",
+    needs=DEFENCES,
 )
 def defence_inactive(evidence: Evidence) -> Iterator[str]:
     for name, acts in evidence.acting.items():
@@ -158,6 +187,7 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
     "collapsed",
     why="a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
     do="use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
+    needs=LOG,
 )
 def attention_collapsed(evidence: Evidence) -> Iterator[str]:
     if evidence.collapsed_late > COLLAPSED:
@@ -181,6 +211,7 @@ LADDER = 0.02
     "that knew no more in any other way: releases, label, cloud weights, captured features, images of its own",
     why="who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
     do="give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
+    needs="encoder_weights",
 )
 def whitebox_weaker(evidence: Evidence) -> Iterator[str]:
     black = {name: attack for name, attack in evidence.attacks.items() if not attack.threat.encoder_weights}
@@ -244,6 +275,7 @@ AVERAGING, RELEASES = 0.1, 16
     raised_if="seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %",
     why="fresh noise at every release averages out: whoever sends an image twice sends it with less noise",
     do="send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
+    needs="observations",
 )
 def averaging_hole(evidence: Evidence) -> Iterator[str]:
     for single, one, several, two in twins(evidence.attacks, "repeats"):
@@ -260,6 +292,7 @@ EOT = 0.05
     raised_if="averaging gradients over draws of the defence (EoT) lowers the error by more than 5 % against single draws",
     why="single-draw attacks fail on the defence's randomness and not on lack of information",
     do="believe only attacks with EoT; raise its draws until the gain is gone",
+    needs="encoder_weights",
 )
 def gradient_masked(evidence: Evidence) -> Iterator[str]:
     for name, attack in evidence.attacks.items():
@@ -277,6 +310,7 @@ DOUBT = 3.0
     "it saw",
     why="the bound, or an assumption under it, is wrong; a certificate that one attack breaks certifies nothing",
     do="do not publish the bound; check its assumptions (distribution, sigma, releases) on this run",
+    needs=DEFENCES,
 )
 def bound_violated(evidence: Evidence) -> Iterator[str]:
     """The worst case over attacks is not held against a bound: it chooses by the image itself, which no attacker can do."""
@@ -311,7 +345,32 @@ def mask_aware_gap(evidence: Evidence) -> Iterator[str]:
     raised_if="on the same z the channel sends something of another mean or spread in eval() than in train()",
     why="what was measured is not what the cloud was trained with: a defence that stops at inference protects nothing",
     do="make send ignore self.training, as splitveil's own defences do; nn.Dropout does not",
+    needs=DEFENCES,
 )
 def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
     if evidence.mode_difference is not None:
         yield evidence.mode_difference
+
+
+@flag(
+    "degenerate",
+    raised_if="there is one test image, one class or one image a class, test images of a class that was not trained on, equal "
+    "test images, or a z that is the same for all of them",
+    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ",
+    do="test on more images of more classes; where z never differs, look at the edge's training (rate, initialisation)",
+)
+def degenerate(evidence: Evidence) -> Iterator[str]:
+    yield from evidence.degenerate
+
+
+@flag(
+    "noise-predictable",
+    raised_if="somebody who has the run folder draws the noise of a release again: what `send` adds without a generator is that "
+    "of torch's own generator after loading, or of a seed that was tried (2,000 and those of the config)",
+    why="noise that can be drawn again can be subtracted, and then nothing protects z",
+    do="draw by splitveil.noise with the generator that send is given, and call channel.serve() on the device",
+    needs=FOLDER,
+)
+def noise_predictable(evidence: Evidence) -> Iterator[str]:
+    if evidence.predicted_noise is not None:
+        yield evidence.predicted_noise

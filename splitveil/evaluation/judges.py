@@ -25,7 +25,7 @@ from torch import Tensor
 
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
-from splitveil.data.splits import Splits
+from splitveil.data.splits import Sides
 from splitveil.evaluation.judge_network import Judge, by_identity, search
 from splitveil.progress import console
 from splitveil.runs import read_tensors, write_tensors
@@ -50,7 +50,7 @@ def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> 
     return judge
 
 
-def why_no_classes(splits: Splits) -> str | None:
+def why_no_classes(splits: Sides) -> str | None:
     """Why no judge can tell the classes of the test images; None if one can."""
     if splits.auxiliary.classes != splits.test.classes:
         return "no judge of classes: the attacker's images are of other classes than the test images"
@@ -59,7 +59,7 @@ def why_no_classes(splits: Splits) -> str | None:
     return None
 
 
-def shows_people(splits: Splits) -> bool:
+def shows_people(splits: Sides) -> bool:
     """True if an embedder can learn from the attacker's images and there is somebody on the test images."""
     known = splits.auxiliary.identities
     return splits.test.identities is not None and known is not None and known.min() < known.max()
@@ -79,7 +79,7 @@ def attributes(part: ImageSet) -> dict[str, Tensor]:
 class Panel:
     """The judges of a run, and what they say of the test images themselves."""
 
-    def __init__(self, splits: Splits, device: torch.device, seed: int, shelf: Path) -> None:
+    def __init__(self, splits: Sides, device: torch.device, seed: int, shelf: Path) -> None:
         test = DeviceImages(splits.test, device)
         x = test.take(slice(None))
         self.classifier = self.embedder = None

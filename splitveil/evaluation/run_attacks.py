@@ -1,30 +1,34 @@
-"""Runs the attacks of a config against a trained run: fit, rebuild the test images, score, keep.
+"""Runs attacks: fit, rebuild the test images, score, keep.
 
-    attack_run(run, splits, device)     all attacks of the config that have not been run on these weights yet
+    attack_run(run, splits, device)     all attacks of a trained run's config that have not been run on these weights yet
+    attack_all(kept, digest, victim)    the same for anything that is under attack (`splitveil.audit`)
 
 An attack gets what attacks/threat.py makes, and never a private image. build_attacks.py says what each attack knows, score.py
 measures its reconstructions, which_attacks_count.py says what is left to do, attack_folder.py keeps what comes of it.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitveil.attacks import Attack, label_of
-from splitveil.attacks.threat import grant
+from splitveil.attacks import Attack
+from splitveil.attacks.threat import grant, why_denied
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
-from splitveil.evaluation.attack_folder import attack_folder, options_of, weights_digest, write_attack, write_skipped
-from splitveil.evaluation.build_attacks import asked_images, build_attacks, check_classes, own_images
+from splitveil.evaluation.attack_folder import options_of, weights_digest, write_attack, write_skipped
+from splitveil.evaluation.begun import begin_suite_of
+from splitveil.evaluation.build_attacks import asked_images, build_attack, build_attacks, check_classes, own_images
 from splitveil.evaluation.judges import SHELF, Panel, attributes
 from splitveil.evaluation.score import on_the_wire, score
-from splitveil.evaluation.suites import suite_of
 from splitveil.evaluation.summary import AttackRecord
-from splitveil.evaluation.which_attacks_count import standing, why_not
+from splitveil.evaluation.victim import Kept, Victim
+from splitveil.evaluation.which_attacks_count import Place, standing, why_not
 from splitveil.metrics import probes
 from splitveil.progress import console, steps_bar
 from splitveil.registry import UserError
@@ -34,14 +38,10 @@ from splitveil.training.checkpoint import load_weights
 
 
 @dataclass(frozen=True)
-class Victim:
-    """A trained run under attack: what all of its attacks share."""
+class Trial:
+    """What all attacks on a victim share."""
 
-    run: Run
-    parts: Parts
-    weights: str
-    splits: Splits
-    test: DeviceImages
+    victim: Victim
     panel: Panel
     probed: Tensor  # [n] which test images are probed
     hidden: dict[str, Tensor]  # [n] attributes of these
@@ -49,17 +49,29 @@ class Victim:
     """The images that an attack may ask for."""
 
 
-def attack_run(run: Run, splits: Splits, device: torch.device) -> dict[str, str]:
-    """Run every attack of the config that has not been run on these weights yet; gives those skipped, with the reason."""
-    weights, suite = trained_weights(run), suite_of(run.config.attacks)
-    found = standing(run, weights)
-    chosen = zip(run.config.attacks, build_attacks(run.config))
-    todo = [(config, attack) for config, attack in chosen if label_of(config) in found.missing]
+def attack_run(run: Run, splits: Splits, device: torch.device, only: Sequence[Any] | None = None) -> dict[str, str]:
+    """Attack a trained run, or with `only` run no others than these attacks; gives those skipped, with the reason."""
+    shelf = run.folder.parent / SHELF
+    return attack_all(run, trained_weights(run), lambda: victim_of(run, splits, device), shelf, only)
+
+
+def attack_all(
+    kept: Kept, digest: str, victim_now: Callable[[], Victim], shelf: Path, only: Sequence[Any] | None = None
+) -> dict[str, str]:
+    """Run every attack of `kept`, and of the suites begun there, that has not been run on this digest.
+
+    The victim is made only if there is an attack to run. Judges are kept on the shelf. Gives those skipped, with the reason.
+    """
+    begin_suite_of(kept.folder / "attacks", kept.config.attacks)
+    found = standing(kept, digest, only)
+    build_attacks(kept.config)  # a mistake in one of them is told before any is run
+    todo = [(place, build_attack(place.config, kept.config.seed)) for place in found.missing]
     if not todo:
         return found.skipped
-    victim = victim_of(run, weights, splits, device, {asked_images(config) for config, _ in todo})
-    few = DeviceImages(splits.auxiliary, device).take(slice(0, 64))
-    with steps_bar(f"{run.config.name}: attacks", total=len(todo)) as advance:
+    victim = victim_now()
+    trial = trial_of(victim, {asked_images(place.config) for place, _ in todo}, shelf)
+    few = victim.auxiliary_images.take(slice(0, 64))
+    with steps_bar(f"{kept.config.name}: attacks", total=len(todo)) as advance:
         reached = 0.0
 
         def reach(place: float, note: str | None = None) -> None:
@@ -68,57 +80,68 @@ def attack_run(run: Run, splits: Splits, device: torch.device) -> dict[str, str]
             advance(step, note)
             reached += step
 
-        for i, (config, attack) in enumerate(todo):
-            name = label_of(config)
-            reach(i, name)
+        for i, (place, attack) in enumerate(todo):
+            reach(i, place.name)
             attack.on_progress = lambda done, total, i=i: reach(i + done / total)
             try:
-                if suite and (why := why_not(config, attack, victim.parts, few)):
+                if why := why_denied(attack.requires, victim.lacks):
+                    raise UserError(why if place.may_skip else f"{place.name}: {why}")
+                if place.may_skip and (why := why_not(place.config, attack, victim, few)):
                     raise UserError(why)
-                attack_once(victim, config, attack)
+                attack_once(trial, place, attack)
             except UserError as error:
-                if suite is None:
+                if not place.may_skip:
                     raise
-                found.skipped[name] = str(error)
-                console.print(f"{name} skipped: {error}", highlight=False, markup=False)
-                write_skipped(attack_folder(run, config), config, weights, str(error))
+                found.skipped[place.name] = str(error)
+                console.print(f"{place.name} skipped: {error}", highlight=False, markup=False)
+                write_skipped(place.folder, place.config, digest, str(error))
         reach(len(todo), "")
     return found.skipped
 
 
-def attack_once(victim: Victim, config: Any, attack: Attack) -> None:
+def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
     """Fit one attack, let it rebuild the test images, have them judged and probed, and write its folder."""
-    run, parts, test, knows = victim.run, victim.parts, victim.test, attack.requires
-    name, seed, images = label_of(config), run.config.seed, victim.own[asked_images(config)]
-    check_classes(name, knows, images, victim.splits.test)
+    victim = trial.victim
+    if "channel" in victim.lacks:  # it helps every attack that remains to be run, and none of them needs it
+        attack.requires = replace(attack.requires, channel=False)
+    test, knows = victim.test_images, attack.requires
+    config, name, seed, images = place.config, place.name, victim.seed, trial.own[asked_images(place.config)]
+    check_classes(name, knows, images, victim.test)
     told = "; ".join(f"{what} {value}" for what, value in knows.describe().items())
     console.print(f"[dim]{name} knows: {told}", highlight=False)
     began = time.perf_counter()
     own = DeviceImages(images, test.device)
-    captured = on_the_wire(parts, test, seed) if knows.captured else None
-    attack.fit(grant(knows, parts.model, parts.channel, own, test.device, attack.seed, captured))
-    rows, rebuilt = score(attack, parts, test, seed)
+    captured = on_the_wire(victim, test, seed) if knows.captured else None
+    attack.fit(grant(knows, victim.model, victim.channel, own, test.device, attack.seed, captured))
+    rows, rebuilt = score(attack, victim, test, seed)
     seconds = time.perf_counter() - began
-    rows |= {key: values.cpu().numpy() for key, values in victim.panel.rows(rebuilt).items()}
+    rows |= {key: values.cpu().numpy() for key, values in trial.panel.rows(rebuilt).items()}
     has_images = knows.auxiliary != "none"
     record = AttackRecord(
-        attack=name, method=type(config).method, seed=seed, options=options_of(config), weights_sha256=victim.weights,
-        threat=knows, n_images=len(test), auxiliary_images=len(images) if has_images else 0,
+        attack=name, method=type(config).method, seed=seed, options=options_of(config), weights_sha256=victim.digest,
+        threat=knows, n_images=len(test), test_sha256=victim.test.digest(),
+        auxiliary_images=len(images) if has_images else 0,
         auxiliary_sha256=images.digest() if has_images else None, losses=tuple(attack.losses_),
         held_out=tuple(attack.held_out_), facts=attack.facts_, seconds=seconds, device=test.device.type,
-        probes=probes.told(rebuilt[victim.probed.to(test.device)], victim.hidden, seed),
+        probes=probes.told(rebuilt[trial.probed.to(test.device)], trial.hidden, seed),
     )  # fmt: skip
-    write_attack(attack_folder(run, config), record, rows, rebuilt, test)
+    write_attack(place.folder, record, rows, rebuilt, test)
 
 
-def victim_of(run: Run, weights: str, splits: Splits, device: torch.device, asked: set[str]) -> Victim:
-    """The trained run, its judges, and the images that its attacks ask for."""
-    seed, parts = run.config.seed, load_parts(run, splits, device)
-    own = {each: own_images(each, splits, seed) for each in asked}
-    panel = Panel(splits, device, seed, run.folder.parent / SHELF)
-    probed = probes.chosen(len(splits.test), seed)
-    hidden = {name: values[probed].to(device) for name, values in attributes(splits.test).items()}
-    return Victim(run, parts, weights, splits, DeviceImages(splits.test, device), panel, probed, hidden, own)
+def trial_of(victim: Victim, asked: set[str], shelf: Path) -> Trial:
+    """The victim, its judges, and the images that its attacks ask for."""
+    own = {each: own_images(each, victim, victim.seed) for each in asked}
+    panel = Panel(victim, victim.device, victim.seed, shelf)
+    probed = probes.chosen(len(victim.test), victim.seed)
+    hidden = {name: values[probed].to(victim.device) for name, values in attributes(victim.test).items()}
+    return Trial(victim, panel, probed, hidden, own)
+
+
+def victim_of(run: Run, splits: Splits, device: torch.device, parts: Parts | None = None) -> Victim:
+    """A trained run as what is under attack; `parts` where they are loaded already."""
+    model, channel, _ = parts or load_parts(run, splits, device)
+    images = splits.test, splits.auxiliary, splits.task
+    return Victim(model, channel, *images, seed=run.config.seed, device=device, digest=trained_weights(run))
 
 
 def load_parts(run: Run, splits: Splits, device: torch.device) -> Parts:

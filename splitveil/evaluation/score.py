@@ -13,6 +13,7 @@ from splitveil.attacks import Attack
 from splitveil.attacks.threat import Observation, ThreatModel
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
+from splitveil.evaluation.victim import Victim
 from splitveil.metrics import per_image_metrics
 from splitveil.rng import stream
 from splitveil.split_model import SplitModel
@@ -32,14 +33,14 @@ def observe(
         yield x, Observation(sent, logits, y if threat.labels else None)
 
 
-def on_the_wire(parts: Parts, images: DeviceImages, seed: int) -> Tensor:
+def on_the_wire(parts: Parts | Victim, images: DeviceImages, seed: int) -> Tensor:
     """What the devices sent, once for each image: [n, *z_shape]; its noise is not that of the observations."""
     generator = stream(images.device, seed, "wire")
     seen = observe(parts.model, parts.channel, images, ThreatModel(), generator)
     return torch.cat([observation.z[:, 0] for _, observation in seen])
 
 
-def score(attack: Attack, parts: Parts, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:
+def score(attack: Attack, parts: Parts | Victim, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:
     """One row for each test image, and all reconstructions. The noise comes from a seed that the attack does not know."""
     generator = stream(test.device, seed, "observation")
     metrics = per_image_metrics()

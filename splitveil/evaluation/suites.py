@@ -2,8 +2,11 @@
 
 suite("quick")                     the attack configs of suites.toml; "plus" is standard and then its own
 suite_of(run.config.attacks)       which suite a run was given, if any
+version(suite("quick"))            a digest of its attacks and their options: numbers of two versions cannot be compared
 """
 
+import hashlib
+import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -42,3 +45,9 @@ def configured(tables: dict[str, Any], name: str) -> tuple[Any, ...]:
 def suite_of(attacks: tuple[Any, ...]) -> str | None:
     """The suite that these attacks are, all of them; None for any other list."""
     return next((name for name in SUITES if attacks == suite(name)), None)
+
+
+def version(attacks: tuple[Any, ...]) -> str:
+    """The first digits of a digest of attacks and all their options, in their order."""
+    tables = [{"name": type(attack).method} | vars(attack) for attack in attacks]
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:12]

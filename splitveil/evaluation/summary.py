@@ -52,6 +52,8 @@ class AttackRecord:
     threat: ThreatModel
     n_images: int
     """Test images that it rebuilt."""
+    test_sha256: str | None = None
+    """Which images these were; None where this was not written down."""
     auxiliary_images: int | None = None
     """Images of its own that it had; None where this was not written down."""
     auxiliary_sha256: str | None = None
@@ -172,7 +174,7 @@ class Summary:
     name: str
     seed: int
     accuracy: float
-    """With the channel on, as a fraction."""
+    """With the channel on, as a fraction; NaN where an audit has no labels or no cloud."""
     accuracy_ci95: Interval
     n_test: int
     ceiling_mse: float
@@ -183,7 +185,11 @@ class Summary:
     """The rate bound; None where no finite bound holds."""
     attacks: dict[str, AttackResult]
     suite: str | None = None
-    """The suite that the attacks are, if they are one."""
+    """The suite that the run is held to: the one that `evaluate` was asked for, else the largest that was begun."""
+    suite_version: str | None = None
+    """A digest of that suite's attacks and their options; None where this was not written down."""
+    incomplete: tuple[str, ...] = ()
+    """Attacks of that suite that are neither finished with a number nor skipped: nothing can be passed on such a summary."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Attacks of the suite that make no sense for this run, with the reason."""
     worst_case: WorstCase | None = None
@@ -194,6 +200,8 @@ class Summary:
     """The share of the test images themselves that the judge recognises."""
     no_judge: str | None = None
     """Why no judge was asked."""
+    not_checked: dict[str, str] = field(default_factory=dict)
+    """Flags that could not be checked, with why: an audit has no training log. Empty for a run."""
     probes: Probes = field(default_factory=dict)
     """What probes read from z as it is sent."""
     certificates: tuple[Certificate, ...] = ()
@@ -214,8 +222,13 @@ class Summary:
     z_shape: tuple[int, ...]
     config_sha256: str
     weights_sha256: str
+    finite_weights: bool = True
+    """False if a weight is NaN or infinite."""
     splits: dict[str, Part]
     environment: dict[str, Any]
+    """Of the training."""
+    measured_by: dict[str, Any] = field(default_factory=dict)
+    """The version and commit of the splitveil that evaluated; empty where this was not written down."""
     flags: tuple[RaisedFlag, ...] = ()
 
     @property

@@ -1,14 +1,22 @@
-"""Which attacks count: those of the config that were finished with its options on the weights that lie in the run folder now.
+"""Which attacks count: every one that was finished on these weights and these test images and lies in the folder attacks/.
 
-    standing(run, weights)              the attacks that are done, skipped or still to be run
-    counted(run, weights)               the same for `evaluate`, which refuses a run of which an attack is missing
-    why_not(config, attack, parts, x)   why an attack of a suite has nothing to work with in this run
+    finished(attacks, target)                    all that count, whoever asked for them, and whatever a config says now
+    standing(run, weights)                       the same, and which of those that the run wants are skipped or still to be run
+    standing_of(attacks, wanted, seed, target)   what has become of any list of attacks
+    why_not(config, attack, parts, x)            why an attack of a suite has nothing to work with in this run
+
+A finished attack is never written over while its weights and test images stand: another one of the same label is written
+beside it, as LABEL-2. Whose images it learned from does not matter for what counts, because it rebuilt these test images all the
+same; but a wanted attack is done only if it had the images that it would be given now.
 
 A suite is the same for every run, and so it holds attacks that one run or another has no use for: told the mask where nothing is
-masked, shown 16 releases that are all the same. Those are skipped, and the reason is kept. An attack on somebody's own list is
-never skipped. An attack that counts but diverged stays in the tables; it can be neither the strongest nor the worst case.
+masked, shown 16 releases that are all the same. Those are skipped, and the reason is kept; it holds for these weights only. An
+attack on somebody's own list is never skipped. An attack that counts but diverged stays in the tables; it can be neither the
+strongest nor the worst case.
 """
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,77 +24,161 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, label_of
-from splitveil.evaluation.attack_folder import attack_folder, options_of
+from splitveil.attacks.threat import SAME_DISTRIBUTION
+from splitveil.evaluation.attack_folder import options_of
+from splitveil.evaluation.begun import begun
+from splitveil.evaluation.build_attacks import asked_images
+from splitveil.evaluation.summary import Part
+from splitveil.evaluation.victim import Kept, Victim
 from splitveil.registry import UserError
 from splitveil.rng import stream
-from splitveil.runs import Run, read_json
+from splitveil.runs import read_json
 from splitveil.training.build import Parts
 
 
+class Incomplete(UserError):
+    """An attack that was asked for has not been finished."""
+
+
+class Target(NamedTuple):
+    """What attacks are run on. Images that are None are not compared: a folder may not say which they were."""
+
+    weights: str
+    """Their digest."""
+    test: Part | None = None
+    auxiliary: Part | None = None
+    """The attacker's images."""
+
+
+class Place(NamedTuple):
+    """An attack that is still to be run, what it will be called, and where it will be written."""
+
+    config: Any
+    name: str
+    folder: Path
+    may_skip: bool = False
+    """True for an attack of a suite: it is skipped where it makes no sense."""
+
+
 class Standing(NamedTuple):
-    """The attacks of a run's config by their names, sorted by what has become of them on these weights."""
+    """What has become of attacks on a target."""
 
     done: dict[str, Path]
-    """Folders of those that count."""
+    """Folders of those that count, by name."""
     skipped: dict[str, str]
-    """Why others make no sense for this run."""
-    missing: dict[str, Path]
-    """Where those that are still to be run will be written."""
+    """Why others of the wanted make no sense for this run."""
+    missing: list[Place]
+    """Those of the wanted that are still to be run."""
 
 
-def standing(run: Run, weights: str) -> Standing:
-    found = Standing({}, {}, {})
-    for config in run.config.attacks:
-        name, folder = label_of(config), attack_folder(run, config)
-        if (why := skipped_before(folder, config, weights)) is not None:
-            found.skipped[name] = why
+def target_of(weights: str, splits: Mapping[str, Part]) -> Target:
+    """The target that weights and the parts of a data set are."""
+    return Target(weights, splits.get("test"), splits.get("auxiliary"))
+
+
+def target_in(folder: Path, weights: str) -> Target:
+    """The target that weights and splits.json of a folder are, where it has one."""
+    path = folder / "splits.json"
+    parts = read_json(path) if path.exists() else {}
+    return target_of(weights, {name: Part(**part) for name, part in parts.items()})
+
+
+def recorded(attacks: Path, file: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """What attack.json or skipped.json of each folder says."""
+    return ((path.parent, read_json(path)) for path in sorted(attacks.glob(f"*/{file}")))
+
+
+def finished(attacks: Path, target: Target) -> dict[str, Path]:
+    """Folders of all attacks that were finished on the target, by name; of two with one name, one goes by its folder's."""
+    found: dict[str, Path] = {}
+    for folder, old in recorded(attacks, "attack.json"):
+        if is_on(old, target):
+            found[old["attack"] if old["attack"] not in found else folder.name] = folder
+    return found
+
+
+def standing_of(attacks: Path, wanted: Iterable[Any], seed: int, target: Target) -> Standing:
+    """What has become of the wanted attacks; `seed` is that of the run and stands in the name of a new folder."""
+    counting = finished(attacks, target)
+    told = {name: read_json(folder / "attack.json") for name, folder in counting.items()}
+    left_out = [(folder, old) for folder, old in recorded(attacks, "skipped.json") if old["weights_sha256"] == target.weights]
+    taken = {*counting.values(), *(folder for folder, _ in left_out)}
+    found = Standing({}, {}, [])
+    for config in wanted:
+        name = next((name for name, old in told.items() if is_of(old, config) and has_images(old, config, target)), None)
+        skip = next(((folder, old["why"]) for folder, old in left_out if is_of(old, config)), None)
+        if name is not None:
+            found.done[name] = counting[name]
+        elif skip is not None:
+            found.skipped[skip[0].name.removesuffix(f"-{seed}")] = skip[1]
         else:
-            (found.done if done_before(folder, config, weights) else found.missing)[name] = folder
+            names = chain([label_of(config)], (f"{label_of(config)}-{n}" for n in count(2)))
+            name, folder = next((each, folder) for each in names if (folder := attacks / f"{each}-{seed}") not in taken)
+            taken.add(folder)
+            found.missing.append(Place(config, name, folder))
     return found
 
 
-def counted(run: Run, weights: str) -> Standing:
-    """The same for `evaluate`, which refuses a run of which an attack is missing."""
+def standing(run: Kept, weights: str, only: Sequence[Any] | None = None) -> Standing:
+    """All that count in a run, and what has become of those it wants: its config's and those of suites begun, or `only` these."""
+    attacks, own = run.folder / "attacks", run.config.attacks
+    of_suites = [attack for suite in begun(attacks) for attack in suite.attacks]
+    everything = [*own, *of_suites] if only is None else list(only)
+    wanted = [attack for i, attack in enumerate(everything) if attack not in everything[:i]]
+    target = target_in(run.folder, weights)
+    done, skipped, missing = standing_of(attacks, wanted, run.config.seed, target)
+    done |= {name: folder for name, folder in finished(attacks, target).items() if name not in done}
+    return Standing(done, skipped, [place._replace(may_skip=place.config in of_suites) for place in missing])
+
+
+def counted(run: Kept, weights: str, suite: str = "") -> Standing:
+    """The same for `evaluate`, which refuses a run without attacks, and one whose own list is unfinished.
+
+    A run that is held to a suite, by name or because one was begun, may lack attacks: then its summary says what is incomplete.
+    """
     found = standing(run, weights)
-    for folder in found.missing.values():
-        raise UserError(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
+    held = suite or begun(run.folder / "attacks")
+    if found.missing and not (held and found.done):
+        folder = found.missing[0].folder
+        raise Incomplete(f"{folder} has no attack on these weights; run `splitveil attack {run.folder}` first")
     return found
 
 
-def is_of(old: dict[str, Any], config: Any, weights: str) -> bool:
-    """True if a file speaks of this attack on these weights; an option that did not exist yet had its default."""
+def is_on(old: dict[str, Any], target: Target) -> bool:
+    """True if an attack was run on these weights and test images; older files say how many images, and not which."""
+    if target.test is None or old["weights_sha256"] != target.weights:
+        return old["weights_sha256"] == target.weights
+    return (old.get("test_sha256") or target.test.sha256, old["n_images"]) == (target.test.sha256, target.test.images)
+
+
+def is_of(old: dict[str, Any], config: Any) -> bool:
+    """True if a file speaks of this attack; an option that did not exist yet had its default."""
+    method = old.get("method", old["attack"])
     options = options_of(type(config)()) | old["options"]
-    return options == options_of(config) and old["weights_sha256"] == weights
+    return method in (type(config).method, label_of(config)) and options == options_of(config)
 
 
-def done_before(folder: Path, config: Any, weights: str) -> bool:
-    """True if this attack has been finished on these weights; it is then not run again."""
-    path = folder / "attack.json"
-    return path.exists() and is_of(read_json(path), config, weights)
-
-
-def skipped_before(folder: Path, config: Any, weights: str) -> str | None:
-    """Why this attack was skipped for these weights; None if it was not."""
-    path = folder / "skipped.json"
-    if not path.exists():
-        return None
-    old = read_json(path)
-    return old["why"] if is_of(old, config, weights) else None
+def has_images(old: dict[str, Any], config: Any, target: Target) -> bool:
+    """True if an attack had the images that it would be given now, as far as that is known."""
+    had, given = old.get("auxiliary_sha256"), target.auxiliary
+    return asked_images(config) != SAME_DISTRIBUTION or had is None or given is None or had == given.sha256
 
 
 @torch.no_grad()
-def why_not(config: Any, attack: Attack, parts: Parts, x: Tensor) -> str | None:
+def why_not(config: Any, attack: Attack, parts: Parts | Victim, x: Tensor) -> str | None:
     """Why an attack has nothing to work with in this run, judged by what is sent of a few images; None if it has.
 
     What it cannot do at all, such as a matrix that is too large, it refuses itself when it is fitted.
     """
     parts.model.eval()
     z = parts.model.edge(x)
+    unknown = isinstance(parts, Victim) and "channel" in parts.lacks  # then z is what was sent, with the zeros of its defences
     generator = stream(x.device, 0, "suite")
     first, second = (parts.channel.send(z, x, generator) for _ in range(2))
     if attack.requires.observations > 1 and torch.equal(first, second):
         return "the channel sends the same for the same image every time: more releases tell nothing"
-    if getattr(config, "mask", False) and not ((first == 0) & (z != 0)).any():
+    zeroed = (first == 0) if unknown else (first == 0) & (z != 0)
+    if getattr(config, "mask", False) and not zeroed.any():
         return "the channel zeroes no entries: there is no mask to know"
     if getattr(config, "proxy", False) and all(hint.proxy is None for hint in parts.channel.hints):
         return "no defence of this run has a proxy decoder to start from"

@@ -5,7 +5,7 @@ attention included. Normalisation, activation and pooling are not counted; paper
 more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from splitveil.split_model import SplitModel, in_mode
 class Cost:
     """The cost of one half."""
 
-    parameters: int
-    """Numbers in its weights."""
-    macs: int
-    """Multiply-adds for one image."""
+    parameters: int | None
+    """Numbers in its weights; None where they are not known, as in an audit of a black box."""
+    macs: int | None
+    """Multiply-adds for one image; None where they are not known."""
     bytes: int
     """Size of one image's z in float32, which the edge sends and the cloud receives."""
 
@@ -36,14 +36,16 @@ def count(module: nn.Module, x: Tensor) -> tuple[int, Tensor]:
     return counter.get_total_flops() // 2, output
 
 
-def cost(model: SplitModel) -> dict[str, Cost]:
-    """The cost of the edge and of the cloud, for one image."""
+def half_cost(module: nn.Module, x: Tensor) -> tuple[Cost, Tensor]:
+    """What a half costs for one input x [1, …], without the bytes that cross, and its output."""
+    macs, output = count(module, x)
+    return Cost(sum(weight.numel() for weight in module.parameters()), macs, 0), output
+
+
+def cost(model: SplitModel, with_cloud: bool = True) -> dict[str, Cost]:
+    """The cost of the edge and of the cloud, for one image; without a cloud only its bytes are known."""
     weights = next(model.parameters(), torch.empty(0))
     x = torch.zeros(1, *model.x_shape, device=weights.device, dtype=weights.dtype)
-    edge_macs, z = count(model.edge, x)
-    cloud_macs, _ = count(model.cloud, z)
-    sent = 4 * z.numel()
-    return {
-        "edge": Cost(sum(weight.numel() for weight in model.edge.parameters()), edge_macs, sent),
-        "cloud": Cost(sum(weight.numel() for weight in model.cloud.parameters()), cloud_macs, sent),
-    }
+    edge, z = half_cost(model.edge, x)
+    cloud = half_cost(model.cloud, z)[0] if with_cloud else Cost(None, None, 0)
+    return {name: replace(half, bytes=4 * z.numel()) for name, half in (("edge", edge), ("cloud", cloud))}

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from splitveil.data.safe_pickle import read_arrays
 from splitveil.metrics import per_image
+from splitveil.read_file import read_bytes
 from splitveil.registry import UserError
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
@@ -62,7 +63,7 @@ def weights_path(given: str | Path | None = None) -> Path | None:
 
 @cache
 def read_weights(path: Path) -> Weights:
-    content = path.read_bytes()
+    content = read_bytes(path)
     if (digest := hashlib.sha256(content).hexdigest()) != ALEXNET_SHA256:
         raise UserError(f"lpips: {path} has sha256 {digest[:12]}…, must be {ALEXNET_SHA256[:12]}…; {REMEDY}")
     arrays = read_arrays(content, f"lpips: {path}", REMEDY)

@@ -10,6 +10,7 @@ measured.
 from importlib.util import find_spec
 from pathlib import Path
 
+from splitveil.evaluation.comparable import check_comparable
 from splitveil.registry import UserError
 from splitveil.runs import write_atomically
 
@@ -21,11 +22,14 @@ def check_packages() -> None:
         raise UserError(f"the report needs {' and '.join(missing)}: pip install 'splitveil[report]'")
 
 
-def write_report(folders: list[Path], out: Path) -> Path:
-    """Write the report of evaluated runs to `out` and return it."""
+def write_report(folders: list[Path], out: Path, anyway: bool = False) -> Path:
+    """Write the report of evaluated runs to `out` and return it; runs that do not compare are refused, or set apart `anyway`."""
     check_packages()
     from splitveil.report.facts import read_runs
     from splitveil.report.page import page
 
-    write_atomically(out, page(read_runs(folders)).encode())
+    runs = read_runs(folders)
+    if not anyway:
+        check_comparable([run.summary for run in runs])
+    write_atomically(out, page(runs).encode())
     return out

@@ -10,6 +10,7 @@ from typing import Any
 
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import weights_digest
+from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
 from splitveil.evaluation.verdict import Verdict, verdict
@@ -32,7 +33,7 @@ class Shown:
     epochs: int
     """How many epochs its config asks for; 0 for an audit, which trains nothing."""
     config_text: str
-    """Empty for an audit."""
+    """Of an audit, what was audited and how."""
     weights_now: str | None
     """Digest of the weights that lie in the folder now."""
 
@@ -62,9 +63,9 @@ def read_runs(folders: list[Path]) -> list[Shown]:
 
 
 def training_of(folder: Path) -> tuple[list[dict[str, Any]], int, str]:
-    """The lines of each epoch, how many epochs were asked for, and the config; nothing of all that for an audit."""
-    if not (folder / "config.toml").exists():
-        return [], 0, ""
+    """The lines of each epoch, how many epochs were asked for, and the config; an audit has no epochs."""
+    if is_audit(folder):
+        return [], 0, without_paths((folder / "audit.json").read_text(encoding="utf-8"))
     run = Run.open(folder)
     by_epoch = {line["epoch"]: line for line in run.metrics()}  # a killed epoch may stand there twice: the later line counts
     text = without_paths((folder / "config.toml").read_text(encoding="utf-8"))

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from splitveil.evaluation.comparable import differences, groups
+from splitveil.evaluation.gate import incomplete
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.verdict import verdict
 from splitveil.evaluation.worst_case import over_seeds
@@ -50,11 +52,22 @@ COLOURS = {"exposed": "red", "traces": "yellow", "hidden": "green", "not establi
 
 
 def print_table(summaries: list[Summary]) -> None:
-    console = Console()
+    """Print the verdicts, then runs that compare in one table; those that do not get tables of their own, with the reason."""
+    console, apart = Console(), groups(summaries)
     for summary in summaries:
         found = verdict(summary)
         told = escape(f"{summary.name}: {found.headline}")
         console.print(f"[bold {COLOURS[found.grade]}]{found.grade}[/] {told}", highlight=False)
+    for group in apart:
+        print_side_by_side(group, seed_lines(summaries) if group is apart[-1] else [])
+    for group in apart[1:]:
+        why = "; ".join(differences(apart[0][0], group[0]))
+        console.print(f"{group[0].name} does not compare with {apart[0][0].name}: {why}", highlight=False, markup=False)
+
+
+def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
+    """One table, what belongs to its rows, and further lines."""
+    console = Console()
     title = f"{summaries[0].n_test} test images; MSE and SSIM are those of the strongest attack, the one with the lowest MSE"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for column in COLUMNS:
@@ -62,8 +75,9 @@ def print_table(summaries: list[Summary]) -> None:
     for summary in summaries:
         table.add_row(*cells(summary))
     console.print(table)
-    lines = [line for summary in summaries for line in accuracy_line(summary) + worst_line(summary)] + seed_lines(summaries)
+    lines = [line for summary in summaries for line in accuracy_line(summary) + worst_line(summary)] + further
     lines += [f"{s.name}: {name} skipped, {why}" for s in summaries for name, why in s.skipped.items()]
+    lines += [line for summary in summaries for line in incomplete(summary)]
     for line in lines:
         console.print(line, highlight=False, markup=False)
     for summary in summaries:

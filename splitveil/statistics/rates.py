@@ -16,7 +16,11 @@ def diagonal_rate(variance: Tensor, sigma: float) -> Tensor:
 
 
 def log_diagonal(gram: Tensor) -> Tensor:
-    """Logarithms of the diagonal of the Cholesky factor of I + gram; their sum is 1/2 log det."""
+    """Logarithms of the diagonal of the Cholesky factor of I + gram; their sum is 1/2 log det.
+
+    `gram` should be of float64: where the noise is a ten thousandth of the spread it has numbers of 1e8, beside which float32
+    does not see the 1, and the factor of a direction without samples is NaN.
+    """
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     return torch.linalg.cholesky_ex(gram + eye).L.diagonal(dim1=-2, dim2=-1).log()
 

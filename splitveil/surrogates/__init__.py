@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from splitveil.options import check_options, option
@@ -52,7 +53,7 @@ C = TypeVar("C")
 
 
 class Surrogate(nn.Module, Generic[C]):
-    """Base of all surrogates. `forward(z, y)` takes float features [b, …] and labels [b]."""
+    """Base of all surrogates. Call it with float features [b, …] and labels [b]."""
 
     warmup: int = 1
     """Epochs before the loss is used, unless the config says otherwise."""
@@ -89,6 +90,14 @@ class Surrogate(nn.Module, Generic[C]):
         """Variance below which its `hinge` is off; None without one."""
         hinge = getattr(self, "hinge", None)
         return None if hinge is None else float(hinge.level) - hinge.offset
+
+    def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        """What it says about a batch. Half precision is measured in float32, also under autocast: variances need the digits."""
+        z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+        if z.is_meta:  # has no autocast
+            return super().__call__(z, y)
+        with torch.autocast(z.device.type, enabled=False):
+            return super().__call__(z, y)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         raise NotImplementedError

@@ -47,7 +47,7 @@ from splitveil.surrogates.shared.quantities import Quantity
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"space": "raw", "gate_objective": "adversarial", "ess_floor": 0.5},
-    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0},
+    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0, "offset": 0.01},
 }
 COLLAPSED = 0.25
 """The alarm trips for a class if fewer effective samples than this share of it are left,"""
@@ -205,10 +205,8 @@ class Gated(Surrogate[Any]):
             measured = normalised if self.config.space == "normalised" else x
             a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
             weights = a if cooperative else a.detach()
-            if measured is x:  # one pass over the samples for both
-                both = self.variances(groups, equal, weights)
-            else:
-                both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
+            # Each by itself: in one pass the last bits of the first would depend on the second's weights.
+            both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
             again = self.variances(groups, a, of=measured.detach())[0] if self.config.gate_objective == "adversarial" else both[1]
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])

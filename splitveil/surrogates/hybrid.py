@@ -46,6 +46,8 @@ class Config(HingeConfig):
     """How many of the batch's samples a stored variance counts for."""
     members: int = option(8, at_least=1)
     """Images that a cluster must have on average."""
+    charge_modes: bool = option(True, before=False)
+    """True if the loss counts what a sample's cluster tells."""
 
 
 def better(a: Clusters, b: Clusters) -> Clusters:
@@ -64,7 +66,7 @@ class Hybrid(Surrogate[Config]):
     def __init__(self, config: Config, space: FeatureSpace) -> None:
         super().__init__(config, space)
         hinge = {field.name: getattr(config, field.name) for field in dataclasses.fields(HingeConfig)}
-        own = {name: getattr(config, name) for name in ("clusters", "refresh", "prior", "members")}
+        own = {name: getattr(config, name) for name in ("clusters", "refresh", "prior", "members", "charge_modes")}
         self.kmeans: KMeans = SURROGATES["kmeans"].make({"space": space}, **hinge, **own)
         extra = {"slots": config.clusters} if config.attention == "slots" else {}
         self.attention: Gated | Slots = SURROGATES[config.attention].make({"space": space}, **hinge, **extra)

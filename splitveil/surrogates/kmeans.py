@@ -11,8 +11,13 @@ distance v_ck of every cluster. In a batch each sample belongs to the nearest ce
     R(v) = max(0, log(v + offset) - log tau)   ("log")     or v   ("linear")
 
     default     class value sum_k pi R / sum_k pi over the clusters that the batch hits    L = sum_c beta_c value_c
+                + 2/d H(pi_c), or R with one cluster for the class if that is less
     reference   class value sum_k pi R                                                     L = mean over the classes present
     as_written  class value R(sum_k pi w)                                                  L = sum_c beta_c value_c
+
+Which cluster a sample is in is information too, H(pi) nats of it; R is 2/d of a rate, hence the factor. Without that charge
+(`charge_modes` false, and the published presets) a class may hide up to log K nats in K points without any spread. A class
+without modes is cheaper as one cluster around its middle, and is measured so.
 
 beta_c is the class's share of the batch. A centre from the whole training set needs no company: single samples are pulled too.
 `reference` is the published code's rule with n_c = (images in full batches) / C; 15 clusters there, and 5 where the cut ends in
@@ -45,7 +50,7 @@ TRIES = 3
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"clusters": 5, "distance": "mean", "mix": "prior", "members": 8},
-    "reference": {"clusters": 15, "distance": "mean", "mix": "reference", "members": 1},
+    "reference": {"clusters": 15, "distance": "mean", "mix": "reference", "members": 1, "offset": 0.01},
     "as_written": {"clusters": 5, "distance": "sum", "mix": "batch", "members": 1, "offset": 1e-6},
 }
 """How the clusters of a class, and then the classes, come together also goes by the preset: see the table above."""
@@ -75,6 +80,8 @@ class Config(HingeConfig):
     """Images that a cluster must have on average: a class with few of them gets fewer clusters; 8, in other presets 1."""
     reseed: bool = True
     """Clusters that lost all their images go to where images are far from their centres."""
+    charge_modes: bool = option(True, before=False)
+    """True if the loss counts what a sample's cluster tells; only in preset `default` with form log."""
     variance_clip: float | None = option(None, above=0)
     """Bounds a cluster's variance in a batch by this multiple of the stored one, against outliers; off."""
 
@@ -88,34 +95,40 @@ def settled(config: Config, bounded: bool) -> Config:
     return filled(config, PRESETS)
 
 
-def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
-    """[b], which of the own class's clusters that are used is the nearest.
+def middle_of(weight: Tensor, centre: Tensor) -> Tensor:
+    """Mean of each class over the training set, [c, d]."""
+    return (weight.unsqueeze(1) @ centre).squeeze(1)
 
-    |z - mu_k|^2 is |mu_k - m|^2 - 2 (z - m).mu_k and what is the same for all k. About the class's middle m little cancels in
-    float32: of features 1,000 times as far from 0 as they are spread, one in 1,000 goes to another cluster about as near.
+
+def assign(z: Tensor, y: Tensor, weight: Tensor, centre: Tensor, middle: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """[b], which of the own class's clusters that are used is the nearest, and the mean squared distance to it, roughly.
+
+    |z - mu_k|^2 is |z - m|^2 - 2 (z - m).(mu_k - m) + |mu_k - m|^2, the last of which is `length` [c, k]. About the class's
+    middle m little cancels in float32: of features 1,000 times as far from 0 as they are spread, one in 1,000 goes to another
+    cluster about as near.
     """
     clusters = weight.shape[1]
-    middle = (weight.unsqueeze(1) @ centre).squeeze(1)  # [c, d]
-    length = torch.linalg.vector_norm(centre - middle.unsqueeze(1), dim=2).square_()  # [c, k]
-    length = length.masked_fill_(weight == 0, torch.inf)
     apart = middle.index_select(0, y).neg_().add_(z)  # [b, d]
     product = (apart @ centre.flatten(0, 1).T).view(len(z), -1, clusters)  # [b, c, k]
     product = product.gather(1, y.view(-1, 1, 1).expand(-1, 1, clusters)).squeeze(1)  # [b, k]
-    return (length.index_select(0, y) - 2 * product).argmin(1)
+    nearest = (length.masked_fill(weight == 0, torch.inf).index_select(0, y) - 2 * product).min(1)
+    of_middle = (apart @ middle.T).gather(1, y.unsqueeze(1)).squeeze(1)  # (z - m).m
+    squared = nearest.values + 2 * of_middle + torch.linalg.vector_norm(apart, dim=1).square_()
+    return nearest.indices, squared.clamp_min_(0) / z.shape[1]
 
 
 class Distance(torch.autograd.Function):
     """Mean squared distance of each sample to its goal, [b, d] -> [b]; only z gets a gradient.
 
-    The goal is row `slot` [b] of `centre` [n, d] if `ready` [], else row y [b] of `mean` [c, d].
+    The goal is row `slot` [b] of `centre` [n, d] where `near` [b], else row y [b] of `middle` [c, d].
 
     Written out, because autograd would make four arrays of the size of z where two are enough.
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, centre: Tensor, slot: Tensor, mean: Tensor, y: Tensor, ready: Tensor) -> Tensor:
-        ctx.save_for_backward(z, centre, slot, mean, y, ready)
-        return away(z, centre, slot, mean, y, ready).square_().mean(1)
+    def forward(ctx: Any, z: Tensor, centre: Tensor, slot: Tensor, middle: Tensor, y: Tensor, near: Tensor) -> Tensor:
+        ctx.save_for_backward(z, centre, slot, middle, y, near)
+        return away(z, centre, slot, middle, y, near).square_().mean(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
@@ -123,9 +136,9 @@ class Distance(torch.autograd.Function):
         return away(z, *goal).mul_((2 / z.shape[1] * gradients[0]).unsqueeze(1)), None, None, None, None, None
 
 
-def away(z: Tensor, centre: Tensor, slot: Tensor, mean: Tensor, y: Tensor, ready: Tensor) -> Tensor:
+def away(z: Tensor, centre: Tensor, slot: Tensor, middle: Tensor, y: Tensor, near: Tensor) -> Tensor:
     """z less its goal, [b, d]."""
-    goal = mean.index_select(0, y).lerp_(centre.index_select(0, slot).to(z.dtype), ready.to(z.dtype))
+    goal = middle.index_select(0, y).lerp_(centre.index_select(0, slot).to(z.dtype), near.to(z.dtype).unsqueeze(1))
     return goal.neg_().add_(z)
 
 
@@ -155,6 +168,9 @@ class KMeans(HasCentres, Surrogate[Any]):
     quantities: ClassVar = {
         "clusters_used": Quantity("Clusters in use", "should stay up; a fall means that clusters die", "count"),
         "clusters_hit": Quantity("Clusters hit", "share of those in use that a batch reaches; larger with the batch", "share"),
+        "classes_apart": Quantity(
+            "Classes with modes", "share of the classes in which several clusters cost less than a single one", "share"
+        ),
     }  # fmt: skip
     images: Tensor
 
@@ -162,6 +178,7 @@ class KMeans(HasCentres, Surrogate[Any]):
         super().__init__(settled(config, space.bounded), space)
         self.hinge = Hinge(self.config, self.sigma)
         self.refresh_every = config.refresh
+        self.charges = self.config.charge_modes and self.config.preset == "default" and self.config.form == "log"
         self.scale = space.dim if self.config.distance == "sum" else 1  # times a mean over dimensions
         self.make_centres(space.classes, self.config.clusters, space.dim)
         self.register_buffer("images", torch.zeros((), dtype=torch.int64))  # at the last refresh; 0 before the first
@@ -179,58 +196,82 @@ class KMeans(HasCentres, Surrogate[Any]):
             return self.hinge(variance)
         return variance + (0.001 if self.config.preset == "reference" else 0.0)
 
-    def mixed(self, batch: Tensor, count: Tensor) -> Tensor:
+    def mixed(self, batch: Tensor, count: Tensor, stored: Tensor, weight: Tensor) -> Tensor:
         """A cluster's variance, that of the batch and the stored one together, [c, k]."""
-        stored = self.variance * self.scale
+        batch, stored = batch * self.scale, stored * self.scale
         batch = clipped(batch, stored, self.config.variance_clip)
         if self.config.mix == "batch":
             return batch
         if self.config.mix == "prior":
             prior = self.config.prior
             return (count * batch + prior * stored) / (count + prior).clamp_min(1e-12)
-        m = reference_share(count, self.weight, self.images)
+        m = reference_share(count, weight, self.images)
         return m * batch + (1 - m) * stored
 
+    def of_clusters(self, distance: Tensor, slot: Tensor, count: Tensor) -> Tensor:
+        """The variance of each cluster, [c, k], from the distances of the batch's samples to their centres."""
+        batch = summed(distance, slot, self.weight.numel()).view_as(self.weight) / count.clamp_min(1)
+        return self.mixed(batch, count, self.variance, self.weight)
+
+    def of_classes(self, squares: Tensor, samples: Tensor, length: Tensor) -> Tensor:
+        """The variance of each class as one cluster, [c, 1], from the mean squares of the batch's distances to its middle."""
+        stored = (self.weight * (self.variance + length / self.dim)).sum(1, keepdim=True)
+        return self.mixed(squares.unsqueeze(1), samples.unsqueeze(1), stored, torch.ones_like(stored))
+
     def uniform(self, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """The penalty with one cluster and equal weights, and where it is active; [c, d] -> [c] both."""
-        v = spread.mean(1) * self.scale
+        """The penalty with one cluster and equal weights, and where it is active, from mean variances; [c] all."""
+        v = spread * self.scale
         return self.penalty(v), self.hinge.above(v).to(v.dtype)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         z, preset = self.flat(z), self.config.preset
         with torch.no_grad():
             samples, mean, spread = class_moments(z, y, self.classes)
-            ready = self.images > 0
-            slot = y * self.weight.shape[1] + assign(z, y, self.weight, self.centre)  # [b], of c * k
-            count = summed(torch.ones_like(z[:, 0]), slot, self.weight.numel())
-        # Before the first refresh the goal is the middle of the class; that it moves with z changes no gradient.
-        distance: Tensor = Distance.apply(z, self.centre.flatten(0, 1), slot, mean, y, ready)  # type: ignore[assignment]
-        batch = summed(distance, slot, len(count)) / count.clamp_min(1)
-        batch, count = batch.view_as(self.weight), count.view_as(self.weight)
-        v = self.mixed(batch * self.scale, count)  # [c, k]
-        pi = self.weight * (count > 0)  # of the clusters that the batch hits
-        total = pi.sum(1, keepdim=True)  # [c, 1]
-        share = pi / torch.where(total > 0, total, 1)
+            spread = spread.mean(1)  # [c]
+            ready, middle = self.images > 0, middle_of(self.weight, self.centre).to(z.dtype)
+            length = torch.linalg.vector_norm(self.centre - middle.unsqueeze(1), dim=2).square_()  # [c, k]
+            own, rough = assign(z, y, self.weight, self.centre, middle, length)
+            slot = y * self.weight.shape[1] + own  # [b], of c * k
+            count = summed(torch.ones_like(rough), slot, self.weight.numel()).view_as(self.weight)
+            pi = self.weight * (count > 0)  # of the clusters that the batch hits
+            total = pi.sum(1, keepdim=True)  # [c, 1]
+            share = pi / torch.where(total > 0, total, 1)
+            apart = torch.ones_like(samples, dtype=torch.bool)  # classes measured as several clusters
+            charge = torch.zeros_like(samples)
+            if self.charges:
+                charge = 2 / self.dim * torch.special.entr(self.weight).sum(1).to(z.dtype)
+                whole = self.of_classes(spread + (mean - middle).square().mean(1), samples, length)
+                several = (share * self.penalty(self.of_clusters(rough, slot, count))).sum(1) + charge
+                apart = several <= self.penalty(whole).squeeze(1)
+            near = ready & apart.index_select(0, y)
+            # Before the first refresh the goal is the middle of the class in the batch; that it moves with z changes no gradient.
+            middle = torch.where(ready, middle, mean)
+            del mean
+        distance: Tensor = Distance.apply(z, self.centre.flatten(0, 1), slot, middle, y, near)  # type: ignore[assignment]
+        squares = summed(distance, y, self.classes) / samples.clamp_min(1)
+        v = self.of_clusters(distance, slot, count)  # [c, k]
+        if self.charges:
+            v = torch.where(apart.unsqueeze(1), v, self.of_classes(squares, samples, length))
         if preset == "as_written":
             v = (pi * v).sum(1, keepdim=True)  # one variance a class
             pi = share = (total > 0).to(z.dtype)
-        value = ((share if preset == "default" else pi) * self.penalty(v)).sum(1)  # [c]
+        value = ((share if preset == "default" else pi) * self.penalty(v)).sum(1) + charge * apart  # [c]
 
         self.hinge.note(v, pi > 0)
         known = torch.where(total.squeeze(1) > 0, samples, 0)  # samples of classes that there are statistics of
         beta = known / samples.sum()
         if preset == "reference":
             beta = (known > 0) / (known > 0).sum().clamp_min(1)
-        whole = summed(distance, y, self.classes) / samples.clamp_min(1) * self.scale
-        loss = torch.where(ready, (beta * value).sum(), over_classes(self.penalty(whole), samples))
+        loss = torch.where(ready, (beta * value).sum(), over_classes(self.penalty(squares * self.scale), samples))
         uniform, above = (over_classes(each, samples) for each in self.uniform(spread))
 
         used = self.weight > 0
         diagnostics = {
-            "variance": torch.where(ready, (share * v.detach()).sum(1) / self.scale, spread.mean(1)),
+            "variance": torch.where(ready, (share * v.detach()).sum(1) / self.scale, spread),
             "above_tau": torch.where(ready, (beta * (share * self.hinge.above(v)).sum(1)).sum(), above),
             "clusters_used": used.sum() / used.any(1).sum().clamp_min(1),
             "clusters_hit": (used & (count > 0)).sum() / used.sum().clamp_min(1),
+            "classes_apart": (apart & (known > 0)).sum() / (known > 0).sum().clamp_min(1),
             "fallback": 1 - ready.to(z.dtype),
             "skipped_classes": torch.where(ready, ((samples > 0) & (known == 0)).sum(), skipped(samples)),
         }

@@ -7,14 +7,15 @@
     y        x + tanh(a) attend(x, slots), then y + tanh(b) ffn(y): cross attention with gates (Flamingo, NeurIPS 2022)
     r_ms     softmax over slots of slot_power * the same closeness, of y: a sample's shares, which sum to 1
     v_d      sum_s mass_s v_sd / sum_s mass_s (1 - 1/ESS_s)     the spread of z itself inside the slots, unbiased
-    L        sum_c beta_c min( mean_d max(0, log(v_cd + offset) - log level) + 2/d H(mass / m),  the same with equal weights )
+    L        sum_c beta_c ( mean_d max(0, log(v_cd + offset) - log level) + 2/d H(mass / m), or equal weights if that is less )
     mass_s = sum_m r_ms      ESS_s = mass_s^2 / sum_m r_ms^2      H entropy: which slot a sample is in is information too
 
 Nothing in it can be closed: attention only decides who belongs together, the variance is that of the features that leave the
 device, and a finer mixture that lowers the loss pays H and the unbiased denominator. Fitting is cooperative, because it tightens
 a bound. The attention reads z without handing a gradient back, so that the edge gains by spread that is gone, not by moving
 samples between slots. Equal weights stand in (`fallback`) where slots cannot be used: before the first refresh, in a class with
-fewer than two samples a slot (hence the bank), and where one slot has taken everything.
+fewer than two samples a slot (hence the bank), where one slot has taken everything, and where equal weights cost less. In the two
+last cases the attention still learns, or slots that are no use at the start would stay so.
 
 Deviations from the paper make it a soft k-means that can learn to be more. Random W_q and W_k make slots that mean nothing, so
 W_q is W_k, W_k and W_v start as the identity and alpha at 0. Under a LayerNorm samples with an offset in common look alike (4
@@ -27,7 +28,7 @@ Letters: g classes that can be present, n places of a class, s slots, d dimensio
 
 from dataclasses import dataclass
 from math import gcd, log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,8 @@ class Config(HingeConfig, GroupConfig):
     """Heads of the cross attention; fewer where they do not divide its width."""
     slot_power: float = option(2.0, above=0)
     """Sharpens who belongs where; 1 is the plain softmax."""
+    equal_weights: Literal["unbiased", "biased"] = option("unbiased", before="biased")
+    """The variance with equal weights that slots are held against: as theirs is, or divided by m, which favours equal weights."""
     refresh: int = option(1, at_least=1)
     """Epochs between two computations of the start centres."""
     bank: int | None = option(32, at_least=0)
@@ -200,17 +203,26 @@ class Slots(HasCentres, Surrogate[Config]):
         y, seen = self.cross(x, slots, dead)
         return shares(self.config.slot_power * self.attention.logits(y, slots, dead, metric)) * there, y, seen
 
+    @torch.no_grad()
+    def rival(self, variance: Tensor, groups: Groups) -> Tensor:
+        """[g], the penalty of equal weights that slots must not exceed, from the class's variances [g, d]."""
+        if self.config.equal_weights == "unbiased":  # as the spread inside the slots is
+            variance = variance * (groups.total / (groups.total - 1).clamp_min(1)).unsqueeze(1)
+        return self.hinge(variance).mean(1)
+
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         groups = self.grouped(z, y)
         r, _, seen = self.shares(groups)
-        spread = within_slots(groups.x, groups.mask, r)
-        found = self.hinge(spread.variance).mean(1) + 2 / self.dim * spread.entropy  # [g]
+        # z feels the spread at these shares and the attention at this z, also in classes where equal weights win.
+        spread, learnt = within_slots(groups.x, groups.mask, r.detach()), within_slots(groups.x.detach(), groups.mask, r)
+        found, climbed = (self.hinge(each.variance).mean(1) + 2 / self.dim * each.entropy for each in (spread, learnt))  # [g]
         uniform = self.hinge(spread.equal).mean(1)
         centres = (self.weight.index_select(0, groups.label) > 0).sum(1)
         alive = (spread.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)  # slots in use
         collapsed = (alive < 2) & (centres > 1)  # one slot has taken everything
-        fallback = (centres == 0) | collapsed | (spread.freedom < 0.5)
-        penalty = torch.where(fallback, uniform, torch.minimum(found, uniform))
+        useless = (centres == 0) | (spread.freedom < 0.5)
+        fallback = useless | collapsed | (found > self.rival(spread.equal, groups))
+        penalty = torch.where(fallback, uniform, found) + torch.where(useless, 0, climbed - climbed.detach())
         variance = torch.where(fallback.unsqueeze(1), spread.equal, spread.variance)
         beta = betas(groups)
         return self.output(

@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": {**PLAIN, "bank": 32},
     "as_written": {
         "start": "learned", "measure": "y", "form": "per_slot", "gates": "cooperative", "margin": "softplus",
-        "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0,
+        "mass_power": 1.5, "class_gate": True, "shutoff": 100, "print_every": 200, "bank": 0, "offset": 0.01,
     },
 }  # fmt: skip
 DRAWS = 64
@@ -261,7 +261,8 @@ class SlotsAsWritten(Slots):
         if self.config.preset == "as_written":
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
-            penalty = torch.where(fallback, uniform, torch.minimum(found, uniform))
+            fallback = fallback | (found > self.rival(variance, groups))
+            penalty = torch.where(fallback, uniform, found)
         if on_z:
             variance = torch.where(fallback.unsqueeze(1), variance, spread.variance)
         weight = class_gate(groups.count, self.classes) if self.config.class_gate else torch.ones_like(groups.count)

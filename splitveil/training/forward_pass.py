@@ -14,36 +14,52 @@ from splitveil.training.step import encode
 
 
 class Pass(NamedTuple):
-    correct: Tensor  # [n] bool
+    correct: Tensor  # [n] bool; [0] where nothing was classified
     loss: Tensor  # []
     z: Tensor  # [n, d], what the edge made, before the channel
     noisy: list[Noisy]  # clean [n, d] each: what the channel's Gaussian noises were added to
 
     def bits(self, y: Tensor, classes: int) -> float | None:
         """The smallest of the rate bounds that hold for what is sent; None if there is none."""
-        bounds = [rate_bits(clean, y, classes, sigma) for clean, sigma in self.noisy]
+        bounds = [rate_bits(place.clean, y, classes, place.sigma) for place in self.noisy]
         return min((bits for bits in bounds if bits is not None), default=None)
 
 
 @torch.no_grad()
-def run_pass(model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500) -> Pass:
-    """Every image once through edge, channel and cloud, in eval mode."""
-    features, places, correct, losses = [], [], [], []
+def run_pass(
+    model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500, classify: bool = True
+) -> Pass:
+    """Every image once through edge, channel and, unless `classify` is False, cloud, in eval mode."""
+    features, places, correct, losses = (
+        [],
+        [],
+        [images.labels.new_zeros(0, dtype=torch.bool)],
+        [torch.zeros((), device=images.device)],
+    )
     with in_mode(model, False):
         for x, y in images.in_order(size):
             z = model.edge(x)
             sent, noisy = channel.walk(z, x, generator)
-            logits = model.cloud(sent)
             flat = z.flatten(1)
             features.append(flat)
-            places.append([Noisy(flat if clean is z else clean.flatten(1), sigma) for clean, sigma in noisy])
-            correct.append(logits.argmax(1) == y)
-            losses.append(F.cross_entropy(logits, y, reduction="sum"))
+            places.append([place._replace(clean=flat if place.clean is z else place.clean.flatten(1)) for place in noisy])
+            if classify:
+                logits = model.cloud(sent)
+                correct.append(logits.argmax(1) == y)
+                losses.append(F.cross_entropy(logits, y, reduction="sum"))
     whole, together = torch.cat(features), []
     for place in zip(*places):  # one of each batch
         same = place[0].clean is features[0]  # the usual case, which then costs no memory
-        together.append(Noisy(whole if same else torch.cat([part.clean for part in place]), place[0].sigma))
+        together.append(place[0]._replace(clean=whole if same else torch.cat([part.clean for part in place])))
     return Pass(torch.cat(correct), torch.stack(losses).sum() / len(images), whole, together)
+
+
+@torch.no_grad()
+def count_correct(model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500) -> int:
+    """How many images are classified rightly with the channel on; nothing is kept, so there may be any number of them."""
+    with in_mode(model, False):
+        right = [(model.cloud(channel.send(model.edge(x), x, generator)).argmax(1) == y).sum() for x, y in images.in_order(size)]
+    return int(torch.stack(right).sum())
 
 
 @torch.no_grad()

@@ -1,12 +1,14 @@
-"""Alarms: what is wrong with the surrogate by the diagnostics of an epoch, with the numbers and what to do.
+"""Alarms: what is wrong with the surrogate or the task by the numbers of an epoch, and what to do.
 
     warnings_of(line, "gated", batch=128)     {"collapsed": "the attention of 'gated' has collapsed …"}, or {} if all is well
+    task_warnings(line, shares, 500, last)    {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
 
 `line` is an epoch's line of metrics.jsonl, where a diagnostic x stands as cem_x, averaged over the steps. A diagnostic that
 is not logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
 """
 
-from math import isfinite
+from collections.abc import Sequence
+from math import isfinite, log
 from typing import Any
 
 from splitveil.cem import REACH
@@ -18,6 +20,11 @@ FALLBACK = 0.5
 """Share of the classes measured without the surrogate's own weights above which it counts as replaced."""
 OVERFLOW = 0.01
 """Share of a batch's samples that may go without a place among those of their class."""
+
+DIVERGED = 100.0
+"""A loss of more than so many times that of guessing, log(classes), is no longer a model that is sometimes wrong."""
+OVERPOWERED = 1000.0
+"""Times the task's gradient that CEM's may be weighed at the cut; recipes have 0.01 to 10."""
 
 
 def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, str]:
@@ -37,6 +44,35 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
         found["overflow"] = (
             f"{overflow:.1f} of the {batch} samples of a batch found no place among those of their class (bound: {OVERFLOW:.0%}) "
             f"and were not measured; raise --cem.surrogate.capacity"
+        )
+    return found
+
+
+def task_warnings(line: dict[str, Any], shares: Sequence[float], images: int, last: bool) -> dict[str, str]:
+    """Alarms about the task, as messages by their kind. `shares` are those of the classes among the `images` validation images;
+    whether the model guesses is asked after the last epoch only.
+    """
+    found, most, guessing = {}, max(shares), log(max(len(shares), 2))
+    lower = f"lower train.lr ({line['lr']:.3g})"
+    for key in ("loss", "val_loss"):
+        if line[key] > DIVERGED * guessing:
+            found["diverged"] = (
+                f"the training has diverged: {key} is {line[key]:.3g} in epoch {line['epoch']}, guessing has {guessing:.3g}; "
+                f"{lower} or cem.strength, and do not use this model"
+            )
+    if line["cem_coef"] > OVERPOWERED:
+        found["overpowered"] = (
+            f"CEM's gradient is weighed {line['cem_coef']:.3g} times that of the task (bound: {OVERPOWERED:g} times), so that "
+            "the edge does not learn the task; lower cem.strength"
+        )
+    if most == 1:
+        found["one-class"] = (
+            "all validation images are of one class: an accuracy of 100 % says nothing; use data of several classes"
+        )
+    elif last and line["accuracy"] <= most + 2 * (most * (1 - most) / images) ** 0.5:
+        found["guessing"] = (
+            f"the model is no better than guessing: its validation accuracy is {100 * line['accuracy']:.1f} %, the most frequent "
+            f"class has {100 * most:.1f} % of the images; train it longer, or {lower}, cem.strength or the noise"
         )
     return found
 
@@ -80,7 +116,7 @@ def fallback(line: dict[str, Any], surrogate: str) -> str:
             "The defence may be inactive; if it does not recover, use preset=default"
         )
     collapsed = line.get("cem_collapsed", 0.0) > COLLAPSED
-    cause = "its attention " + ("collapsed" if collapsed else "or centres could not be used or found less spread")
+    cause = "its attention " + ("collapsed" if collapsed else "or centres could not be used or were no better")
     return (
         f"equal weights were used instead of those of {surrogate!r} {where}, because {cause}. The defence acts, but as 'uniform' "
         "would. While a surrogate starts that is normal; if cem_fallback in metrics.jsonl stays high, raise cem.warmup or "

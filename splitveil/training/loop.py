@@ -31,7 +31,7 @@ from splitveil.runs import Run
 from splitveil.training.build import Parts
 from splitveil.training.checkpoint import below, restore, restore_optimizer, state_of, weights_of
 from splitveil.training.forward_pass import features_of, run_pass
-from splitveil.training.health import check_health, tell, warnings_of
+from splitveil.training.health import check_health, task_warnings, tell, warnings_of
 from splitveil.training.step import Means, Stepper, assemble, compiles_steps
 from splitveil.training.tensorboard import show, tensorboard
 
@@ -110,6 +110,7 @@ class Training(Stepper):
         self.kept = self.features_kept(leaves.get("kept"))
         self.settings: dict[str, object] = {}
         self.told: set[str] = set()
+        self.shares = (self.validation.labels.bincount(minlength=self.task.classes) / len(self.validation)).tolist()
         self.saved = time.perf_counter()
         self.champion: tuple[dict[str, Tensor], int] | None = None
         """The best weights since the last checkpoint, and their epoch."""
@@ -145,7 +146,7 @@ class Training(Stepper):
             self.pipeline, self.optimizer = assemble(self.parts, config, self.world)
         set_lr(self.optimizer, self.lr)
         if cem is not None:
-            cem.schedule(epoch, self.lr)
+            cem.schedule(epoch, self.lr, config.epochs)
             if wants_refresh(cem, epoch):
                 self.refresh(epoch)
         self.noise.manual_seed(seed_of(seed, "noise", epoch, self.rank))
@@ -172,6 +173,7 @@ class Training(Stepper):
             tell(warnings_of(line, type(self.run.config.cem.surrogate).method, self.config.batch), self.told)
         line["seconds"] = time.perf_counter() - self.began
         line |= validate(self.parts, self.validation, self.seed, epoch)
+        tell(task_warnings(line, self.shares, len(self.validation), epoch + 1 == self.config.epochs), self.told)
         self.run.append_metrics(line)
         if self.board is not None:
             show(self.board, line)

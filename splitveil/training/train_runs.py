@@ -26,6 +26,7 @@ def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
 
 def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.device]]:
     """Train runs side by side, a step of each in one captured graph where there is a GPU."""
+    configs = {folder: Run.continued(folder, config) for folder, config in configs.items()}
     devices = {config.device for config in configs.values()}
     if len(devices) > 1:
         raise UserError(f"runs that are trained together must be on one device, not on {', '.join(sorted(devices))}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitveil.cli.arguments import parse, settings, spelling
-from splitveil.cli.command_flags import COMMANDS, NAMES
+from splitveil.cli.command_flags import COMMANDS, IMPORT, NAMES
 from splitveil.config import Config
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, UserError
 
@@ -157,7 +157,7 @@ def test_the_help_shows_exactly_the_flags_that_are_understood(capsys: pytest.Cap
     assert stop.value.code == 0
     shown = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", capsys.readouterr().out))
     ours = {spelling(name) for name in known} | {spelling(name, False) for name in known if known[name].hint is bool}
-    assert shown == ours | {flag.name for flag in (*NAMES, *COMMANDS["train"].flags)}
+    assert shown == ours | {flag.name for flag in (*NAMES, *COMMANDS["train"].flags, IMPORT)}
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -21,6 +21,7 @@ from splitveil.cli.arguments import parse
 from splitveil.cli.commands import runs_in
 from splitveil.config import from_dict, to_dict
 from splitveil.evaluation import attack_folder
+from splitveil.evaluation.begun import begun
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run, read_json
 from splitveil.training.train_runs import train_run
@@ -135,6 +136,12 @@ def test_list_names_everything_with_a_line_each(splitveil: Cli):
             assert any(re.fullmatch(rf"  {name} +\S.*", line) for line in lines), name
 
 
+def test_list_shows_the_kinds_and_names_that_it_is_asked_for(splitveil: Cli):
+    lines = splitveil("list", "surrogates", "ridge").out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["surrogates", "attacks"]
+    assert [line.split()[0] for line in lines if line.startswith(" ")] == [*SURROGATES.names(), "ridge"]
+
+
 @pytest.mark.parametrize(("arguments", "parts"), [
     ("trian", ["unknown command 'trian'; did you mean 'train'?"]),
     ("train --cem.surrogate raet", ["unknown surrogate 'raet'; did you mean 'rate'?"]),
@@ -159,7 +166,11 @@ def test_list_names_everything_with_a_line_each(splitveil: Cli):
     ("train --runs", ["--runs needs a value: DIR"]),
     ("train --run x", ["unknown flag '--run'; did you mean '--runs'?"]),
     ("train --runs x --runs y", ["--runs is there twice"]),
-    ("list surrogates", ["list: unexpected argument 'surrogates'"]),
+    ("list surogates", ["unknown kind or name 'surogates'; did you mean 'surrogates'?"]),
+    ("list ridge rigde", ["unknown kind or name 'rigde'; did you mean 'ridge'?"]),
+    ("list --import nosuch", ["there is no module 'nosuch'"]),
+    ("attack nosuch --import", ["--import needs a value: MODULE"]),
+    ("train --imprt x", ["unknown flag '--imprt'; did you mean '--import'?"]),
     ("list --all", ["list has no flags"]),
     ("bench --quick=3 --device cpu", ["--quick=3 has a value, but --quick takes none"]),
     ("train --each seed", ["--each is 'seed', must be a setting and its values, such as seed=0,1,2"]),
@@ -276,18 +287,20 @@ def test_a_finished_attack_is_not_run_again_until_its_options_or_the_weights_cha
 
     config = run_folder / "config.toml"
     config.write_text(config.read_text().replace("blocks = 1", "blocks = 2"))
-    assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
+    assert refused(splitveil("evaluate", run_folder), "decoder-2-0 has no attack on these weights")
     splitveil("attack", run_folder)
     second = stamps()
     assert second["mean_image-0"] == first["mean_image-0"]
-    assert second["decoder-0"] > first["decoder-0"]
+    assert second["decoder-0"] == first["decoder-0"]  # it still counts; the new one is called decoder-2
+    assert set(second) == {*first, "decoder-2-0"}
 
     file = run_folder / "weights" / "last.safetensors"
     tensors = load(file.read_bytes())
     file.write_bytes(save({k: v * 1.01 if v.is_floating_point() else v for k, v in tensors.items()}))
     assert refused(splitveil("evaluate", run_folder), "mean_image-0 has no attack on these weights")
     splitveil("attack", run_folder)
-    assert all(stamps()[name] > second[name] for name in second)
+    third = stamps()
+    assert third["mean_image-0"] > second["mean_image-0"] and third["decoder-0"] > second["decoder-0"]
 
 
 def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
@@ -295,9 +308,9 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
 ):
     """Rows of the new attack beside the attack.json of the old one would be read as the old one's."""
     splitveil("attack", run_folder)
-    config = run_folder / "config.toml"
-    before = config.read_text()
-    config.write_text(before.replace("blocks = 1", "blocks = 2"))
+    file = run_folder / "weights" / "last.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(save({k: v * 1.01 if v.is_floating_point() else v for k, v in load(before).items()}))
     with monkeypatch.context() as patch:
 
         def stop(*args: object) -> None:
@@ -305,17 +318,54 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
 
         patch.setattr(attack_folder, "write_tensors", stop)
         assert splitveil("attack", run_folder).code == 130
-    config.write_text(before)
-    assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
+    file.write_bytes(before)
+    assert refused(splitveil("evaluate", run_folder), "mean_image-0 has no attack on these weights")
 
 
 def test_attacks_may_be_chosen_for_a_trained_run_and_keep_their_options(splitveil: Cli, run_folder: Path):
-    assert splitveil("attack", run_folder, "--attacks", "decoder,ridge").code == 0
+    before = Run.open(run_folder).config.attacks
+    assert splitveil("attack", run_folder, "--only", "--attacks", "decoder,ridge").code == 0
     attacks = Run.open(run_folder).config.attacks
     assert attacks == (ATTACKS["decoder"].config(blocks=1, width=4, epochs=1, batch=64), ATTACKS["ridge"].config())
     assert sorted(p.name for p in (run_folder / "attacks").iterdir()) == ["decoder-0", "ridge-0"]
     assert refused(splitveil("attack", run_folder, "--attacks", "rigde"), "'rigde'; did you mean 'ridge'?")
+    assert refused(splitveil("attack", run_folder, "--only"), "--only says that no other attacks")
     assert Run.open(run_folder).config.attacks == attacks
+    outcome = splitveil("attack", run_folder, "--attacks", "mean_image")
+    assert outcome.out == f"{run_folder}: attacked by decoder, ridge, mean_image\n"
+    assert Run.open(run_folder).config.attacks == (*attacks, before[0])
+
+
+@pytest.mark.parametrize("flags", [["--attacks", "ridge,decoder", "--attacks.1.epochs", "2"], ["--attacks.decoder.epochs=2"]])
+def test_options_of_attacks_make_another_attack_that_is_added(splitveil: Cli, run_folder: Path, flags: list[str]):
+    splitveil("attack", run_folder)
+    outcome = splitveil("attack", run_folder, *flags)
+    assert outcome.code == 0
+    decoder = ATTACKS["decoder"].config
+    assert Run.open(run_folder).config.attacks[-1] == decoder(blocks=1, width=4, epochs=2, batch=64)
+    assert splitveil("evaluate", run_folder).code == 0
+    found = read_json(run_folder / "summary.json")["attacks"]
+    assert found["decoder"]["options"]["epochs"] == 1
+    assert found["decoder-2"]["options"]["epochs"] == 2
+    assert "decoder-2 knows" in outcome.err
+    before = found["decoder-2"]["seconds"]
+    splitveil("attack", run_folder, *flags)  # is done already
+    assert read_json(run_folder / "attacks" / "decoder-2-0" / "attack.json")["seconds"] == before
+    assert len(Run.open(run_folder).config.attacks) == len(found)
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    ("--attacks.0.epocs 2", ["unknown flag '--attacks.0.epocs'"]),
+    ("--attacks.1.epochs many", ["--attacks.1.epochs is 'many', must be of type int"]),
+    ("--attacks.1.epochs 2 --train.lr 3", ["unknown flag '--train.lr'"]),
+    ("--attacks.1.epochs 2 elsewhere", ["unexpected argument 'elsewhere'"]),
+    ("--suite quick --attacks.1.epochs 2", ["--suite quick is a fixed list; leave --attacks.1.epochs out"]),
+    ("--attacks decoder --attacks.0.epochs 0", ["epochs is 0, must be"]),
+])  # fmt: skip
+def test_options_of_attacks_that_are_wrong_change_nothing(splitveil: Cli, run_folder: Path, words: str, parts: list[str]):
+    before = (run_folder / "config.toml").read_text()
+    assert refused(splitveil("attack", run_folder, *words.split()), *parts)
+    assert (run_folder / "config.toml").read_text() == before
 
 
 def test_train_says_where_the_run_is_and_how_good(splitveil: Cli, small: list[str], tmp_path: Path):
@@ -491,26 +541,30 @@ def test_one_method_may_attack_twice_under_two_labels(splitveil: Cli, run_folder
 def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(splitveil: Cli, run_folder: Path):
     assert refused(splitveil("evaluate", run_folder, "--fail-if", "lpips>1"), "--fail-if is 'lpips>1'")
     splitveil("attack", run_folder)
-    outcome = splitveil("evaluate", run_folder, "--fail-if", "mse<1", "--fail-if=accuracy<0", "--fail-if", "ssim>=-1")
+    accept = ["--accept-flag", "beaten-by-mean"]  # whether a decoder of one epoch beats the mean is not the question
+    conditions = ["--fail-if", "mse<1", "--fail-if=accuracy<0", "--fail-if", "ssim>=-1"]
+    outcome = splitveil("evaluate", run_folder, *conditions, *accept)
     assert outcome.code == 3
     first, second = outcome.err.splitlines()
     assert re.fullmatch(r"tiny: mse is 0\.\d+ \(worst case over 2 attacks\), which is mse<1", first)
     assert "which is ssim>=-1" in second
     assert "worst case tiny: MSE" in outcome.out
-    assert splitveil("evaluate", run_folder, "--fail-if", "mse>1").code == 0
+    assert splitveil("evaluate", run_folder, "--fail-if", "mse>1", *accept).code == 0
+    assert refused(splitveil("evaluate", run_folder, "--accept-flag", "beaten-by-men"), "did you mean 'beaten-by-mean'")
 
 
-def test_a_suite_replaces_the_attacks_of_a_run_and_is_remembered(
+def test_a_suite_is_run_in_the_place_of_a_runs_own_attacks_and_is_remembered(
     splitveil: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = ATTACKS["decoder"].config
-    tiny = (ATTACKS["mean_image"].config(), config(label="mask", blocks=0, width=4, epochs=1, mask=True))
-    monkeypatch.setattr("splitveil.cli.commands.suite", lambda name: tiny)
-    monkeypatch.setattr("splitveil.evaluation.suites.suite", lambda name: tiny)
+    before, decoder = Run.open(run_folder).config.attacks, ATTACKS["decoder"].config
+    tiny = (ATTACKS["mean_image"].config(), decoder(label="mask", blocks=0, width=4, epochs=1, mask=True))
+    for module in ("cli.commands", "evaluation.suites", "evaluation.begun"):
+        monkeypatch.setattr(f"splitveil.{module}.suite", lambda name: tiny)
     outcome = splitveil("attack", run_folder, "--suite", "quick")
     assert (outcome.code, outcome.out) == (0, f"{run_folder}: attacked by mean_image; skipped mask\n")
     assert "mask skipped: the channel zeroes no entries" in outcome.err
-    assert Run.open(run_folder).config.attacks == tiny
+    assert Run.open(run_folder).config.attacks == before
+    assert begun(run_folder / "attacks")[0].attacks == tiny
     outcome = splitveil("evaluate", run_folder)
     assert outcome.code == 0
     assert "tiny: mask skipped, the channel zeroes no entries" in outcome.out

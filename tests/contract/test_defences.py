@@ -186,7 +186,7 @@ def test_nothing_in_a_step_waits_for_the_device(name: str) -> None:
     x, y = torch.empty(B, 3, 8, 8, device="meta"), torch.empty(B, dtype=torch.int64, device="meta")
     with nobody_waits():
         z = model.edge(x)
-        sent = channel.send(z, x)
+        sent = channel.send(z, x, seeded())
         task = model.cloud(sent).sum()
         (task + sum(channel.penalties(Batch(x, z, sent, y)))).backward()
         channel.inner_step(Batch(x, z.detach(), sent.detach(), y))

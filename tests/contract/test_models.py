@@ -10,9 +10,11 @@ from splitveil.registry import MODELS, UserError
 from splitveil.split_model import SplitModel, cut_stages
 
 every_model = pytest.mark.parametrize("name", MODELS.names())
+FRUGAL = "stem block1 down1 block2 down2 block3 down3 last tail*2"
 STAGES = {
     "mobilenetv2": "stem block*17 last", "resnet18": "stem block*8", "resnet20": "stem block*9", "resnet32": "stem block*15",
-    "small": "conv*4", "vgg11": "conv*8", "vgg13": "conv*10", "vgg16": "conv*13", "vit": "patches block*6",
+    "separable": FRUGAL, "small": "conv*4", "thin": FRUGAL, "vgg11": "conv*8", "vgg13": "conv*10", "vgg16": "conv*13",
+    "vit": "patches block*6",
 }  # fmt: skip
 """The names that recipes cut at; conv*4 stands for conv1 to conv4."""
 

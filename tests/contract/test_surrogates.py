@@ -263,6 +263,23 @@ def test_half_precision_features_are_pulled_through_cem(name: str, options: dict
 
 
 @every_surrogate
+@pytest.mark.parametrize("how", ["bfloat16", "float16", "autocast"])
+def test_without_cem_half_precision_features_are_measured_in_float32(name: str, options: dict[str, Any], how: str) -> None:
+    z, y = batch(48)
+    surrogate = make(name, options, z, y)
+    half = z if how == "autocast" else z.to(getattr(torch, how))
+    expected, expected_pull = gradient(surrogate, half.float(), y)
+    half = half.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        output = surrogate(half, y)
+        surrogate.after_step(half.detach(), y, torch.tensor(True))
+    (pull,) = torch.autograd.grad(output.loss, half)
+    assert torch.equal(output.loss, expected.loss)
+    assert torch.equal(output.loss_uniform, expected.loss_uniform)
+    assert torch.equal(pull, expected_pull.to(half.dtype))
+
+
+@every_surrogate
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_values_that_cannot_be_measured_are_a_counted_skip(name: str, options: dict[str, Any], value: float) -> None:
     z, y = batch()

@@ -4,13 +4,19 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import os
+import shutil
+import ssl
 import struct
+import subprocess
 import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -29,7 +35,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.cuts: list[int] = []
+        self.scheme = "http"
         self.ranges = True
+        self.redirects: dict[str, str] = {}
         self.asked: list[str | None] = []
 
     def publish(self, name: str, body: bytes, algorithm: str = "sha256") -> Published:
@@ -37,7 +45,7 @@ class Server(ThreadingHTTPServer):
         return Published(self.url(name), f"{algorithm}:{hashlib.new(algorithm, body).hexdigest()}")
 
     def url(self, name: str = "") -> str:
-        return f"http://127.0.0.1:{self.server_port}/{name}"
+        return f"{self.scheme}://127.0.0.1:{self.server_port}/{name}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,6 +54,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = self.headers["Range"]
         self.server.asked.append(asked)
+        if self.path in self.server.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.server.redirects[self.path])
+            return self.end_headers()
         if self.path not in self.server.files:
             return self.answer(404, b"")
         body = self.server.files[self.path]
@@ -64,16 +76,50 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "WAIT_S", 0.0)
+@contextmanager
+def serving(certificate: Path | None = None) -> Iterator[Server]:
     with Server() as running:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            running.socket = context.wrap_socket(running.socket, server_side=True)
+            running.scheme = "https"
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield running
         running.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server without TLS."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "WAIT_S", 0.0)
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def server(plain: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The same, where that is allowed: ranges, cuts and archives have nothing to do with TLS."""
+    monkeypatch.setattr(download, "SCHEMES", ("https", "http"))
+    return plain
+
+
+@pytest.fixture
+def secure(plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server with TLS, whose certificate this process trusts."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("no openssl to make a certificate with")
+    certificate = tmp_path / "localhost.pem"
+    making = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost".split()
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(certificate), "-out", f"{certificate}.crt"]
+    subprocess.run([*making, *named], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
+    certificate.write_bytes(certificate.read_bytes() + Path(f"{certificate}.crt").read_bytes())
+    with serving(certificate) as running:
+        yield running
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
@@ -147,6 +193,54 @@ def test_a_file_that_does_not_exist_is_asked_for_once(server: Server, tmp_path: 
         fetch(Published(server.url("no.bin"), "md5:0"), tmp_path)
     assert one_line(error)
     assert len(server.asked) == 1
+
+
+def test_an_address_without_tls_is_refused_and_nobody_is_asked(plain: Server, tmp_path: Path):
+    with pytest.raises(UserError, match="must begin with https") as error:
+        fetch(plain.publish("a.bin", BODY), tmp_path / "new")
+    assert "put it into" in one_line(error)
+    assert plain.asked == []
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://127.0.0.1/a.bin", "data:text/plain,a/a.bin"])
+def test_an_address_of_another_kind_is_refused(address: str, tmp_path: Path):
+    with pytest.raises(UserError, match="must begin with https"):
+        fetch(Published(address, "md5:0"), tmp_path)
+
+
+def test_with_tls_a_file_arrives_also_by_a_redirect(secure: Server, tmp_path: Path):
+    secure.publish("there.bin", BODY)
+    secure.redirects = {"/a.bin": secure.url("there.bin")}
+    published = dataclasses.replace(secure.publish("there.bin", BODY), url=secure.url("a.bin"))
+    assert fetch(published, tmp_path / "new").read_bytes() == BODY
+
+
+def test_a_redirect_to_an_address_without_tls_is_not_followed(secure: Server, plain: Server, tmp_path: Path):
+    published = plain.publish("a.bin", BODY)
+    secure.redirects = {"/a.bin": plain.url("a.bin")}
+    with pytest.raises(UserError, match="must begin with https"):
+        fetch(dataclasses.replace(published, url=secure.url("a.bin")), tmp_path / "new")
+    assert len(secure.asked) == 1
+    assert plain.asked == []
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(secure: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch(secure.publish("a.bin", BODY), tmp_path / "new")
+
+
+def test_every_published_address_begins_with_https():
+    addresses = [cifar.CIFAR10.archive.url, cifar.CIFAR100.archive.url, tinyimagenet.ARCHIVE.url, idx.MNIST_URL, idx.FASHION_URL]
+    assert {urlsplit(address).scheme for address in addresses} == {"https"}
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_in_the_place_of_a_downloaded_file_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "a.bin")
+    with pytest.raises(UserError, match="is a pipe"):
+        fetch(Published("https://127.0.0.1/a.bin", "md5:0"), tmp_path)
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -247,7 +341,7 @@ def test_mnist_downloads_only_what_is_missing(server: Server, tmp_path: Path, mo
     assert len(server.asked) == 5
 
 
-OFFLINE = "http://127.0.0.1:9/"
+OFFLINE = "https://127.0.0.1:9/"
 """Port 9 (discard) has no listener on any usual machine."""
 
 

@@ -231,3 +231,11 @@ def test_a_test_image_among_those_from_elsewhere_is_refused() -> None:
     splits = make_splits(Source(numbered(100), numbered(20, first=100)), SplitsConfig(), 0)
     with pytest.raises(UserError, match="3 of these images are test images of the run"):
         elsewhere(Source(numbered(10, first=117), None), splits, seed=0)
+
+
+def test_images_that_are_all_equal_are_refused():
+    grey = ImageSet(np.full((40, 1, 4, 4), 9, np.uint8), np.arange(40, dtype=np.int64) % 4, tuple("abcd"))
+    with pytest.raises(UserError, match="all images are equal, so there is nothing to rebuild"):
+        make_splits(Source(grey, None), SplitsConfig(), seed=0)
+    grey.images[0, 0, 0, 0] += 1
+    make_splits(Source(grey, None), SplitsConfig(test=0.5, task=0.1, validation=0.1, auxiliary=0.8), seed=0)

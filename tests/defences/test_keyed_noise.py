@@ -112,6 +112,15 @@ def test_before_deployment_the_noise_is_fresh_and_the_hints_are_true_before_and_
     assert defence.noise_std == defence.attack_hints.side_information["sigma"] == 0.5
 
 
+def test_what_is_sent_without_a_generator_is_keyed_also_if_nobody_deployed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an experiment has a generator; somebody who loads the weights and sends must not get noise that averages out."""
+    monkeypatch.setenv("SPLITVEIL_KEY", SECRET)
+    defence, x = defences.build("keyed_noise", sigma=0.5), pictures()
+    assert isinstance(defence, KeyedNoise)
+    assert torch.equal(noise(defence, x), noise(defence, x))
+    assert torch.equal(noise(defence, x), noise(deployed(monkeypatch), x))
+
+
 def test_the_key_is_in_nothing_that_is_saved_shown_or_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     defence = deployed(monkeypatch)
     assert not defence.state_dict()

@@ -5,12 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import share_right
 from scipy import integrate, special, stats
-from torch import nn
+from torch import Tensor, nn
 
 from splitveil import defences
 from splitveil.channel import Channel
-from splitveil.defences.local_dp import LocalDP, clip_norm, gaussian_delta, gaussian_epsilon, gaussian_mu, nats_at_most
+from splitveil.defences.local_dp import CLIPPING, LocalDP, clip_norm, gaussian_delta, gaussian_epsilon, gaussian_mu, nats_at_most
+from splitveil.defences.shared.rounded_noise import DISTANCE, NORMAL_STEPS, RoundedNormal
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
@@ -221,3 +223,91 @@ def test_what_looks_at_the_image_may_stand_before_it_and_not_behind() -> None:
     with pytest.raises(UserError, match=r"AdversarialNoise comes behind it and looks at the image.* put local_dp last"):
         private.check([proxy, private, shift])
     private.check([proxy, shift, private])
+
+
+D = 2048
+MECHANISMS = [("gaussian", 1.0), ("gaussian", 3.0), ("laplace", 1.3)]
+
+
+def ends(mechanism: str, clip: str) -> tuple[Tensor, Tensor]:
+    """Two z of D entries: one at 0, and one at the bound."""
+    each = 1.0 if clip == "box" else 1 / D if mechanism == "laplace" else D**-0.5
+    return torch.zeros(D), torch.full((D,), each)
+
+
+def reader(defence: LocalDP, mechanism: str, clip: str, generator: torch.Generator | None) -> Any:
+    z = ends(mechanism, clip)
+    return lambda which, n: defence.send(z[which].expand(n, D), X, generator)
+
+
+@pytest.mark.parametrize("clip", ["norm", "box"])
+@pytest.mark.parametrize(("mechanism", "epsilon"), MECHANISMS)
+def test_the_rounding_of_a_release_does_not_tell_which_z_it_came_from(mechanism: str, epsilon: float, clip: str) -> None:
+    """In float32 this reader was right in 97 to 100 % of the trials under gaussian, and in 68 to 79 % under laplace noise."""
+    defence = built(mechanism=mechanism, epsilon=epsilon, clip=clip)
+    assert share_right(reader(defence, mechanism, clip, seeded())) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_nor_does_it_with_secret_noise(mechanism: str) -> None:
+    """Six standard errors of 4,000 trials are 0.047."""
+    defence = built(mechanism=mechanism, epsilon=1.0)
+    assert share_right(reader(defence, mechanism, "norm", None), trials=2000) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("clip", ["norm", "box"])
+@pytest.mark.parametrize(("mechanism", "epsilon"), MECHANISMS)
+def test_the_best_test_of_all_is_right_no_more_often_than_privacy_permits(mechanism: str, epsilon: float, clip: str) -> None:
+    """The likelihood ratio. (epsilon, delta) permits (e^epsilon + delta) / (1 + e^epsilon); the farthest two z come near it."""
+    defence, trials = built(mechanism=mechanism, epsilon=epsilon, clip=clip), 1600
+    _, bound = ends(mechanism, clip)
+    start = torch.zeros(D) if clip == "box" else -bound  # the farthest from it
+    scores = []
+    for z in (start, bound):
+        sent = defence.send(z.expand(trials // 2, D), X, seeded(int(z[0] > 0)))
+        scores.append((sent - start).abs().sum(1) - (sent - bound).abs().sum(1) if mechanism == "laplace" else sent @ bound)
+    middle = 0.0 if mechanism == "laplace" else float((start + bound) @ bound / 2)
+    right = float((scores[0] <= middle).double().mean() + (scores[1] > middle).double().mean()) / 2
+    permitted = (np.exp(epsilon) + defence.config.delta) / (1 + np.exp(epsilon))
+    deviation = 0.5 / trials**0.5
+    assert right <= permitted + 4 * deviation
+    if mechanism == "gaussian":
+        assert right == pytest.approx(stats.norm.cdf(defence.mu / 2), abs=4 * deviation)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (3.0, 1e-5), (10.0, 1e-6)])
+def test_the_numbers_that_are_drawn_meet_the_definition_of_privacy(epsilon: float, delta: float) -> None:
+    """delta of the drawn masses themselves for two z that differ in one entry by all of Delta: the sum of max(0, p - e^eps q)."""
+    table, cells = RoundedNormal(), 16 * NORMAL_STEPS
+    half = np.zeros(cells)
+    share, alias = table.threshold.numpy() / 2.0**63, table.alias.numpy()
+    np.add.at(half, np.arange(cells), share)
+    np.add.at(half, alias, 1 - share)
+    mass = np.concatenate([half[::-1], half]) / (2 * cells)  # floor(n) is m or -1 - m
+    apart = int(gaussian_mu(epsilon, delta) * NORMAL_STEPS)  # Delta in steps
+    p, q = np.pad(mass, (0, apart)), np.pad(mass, (apart, 0))
+    for one, other in ((p, q), (q, p)):
+        excess = np.maximum(0, one - np.exp(epsilon) * other).sum()
+        assert 0.95 * delta < excess <= delta * (1 + 1e-9) + (1 + np.exp(epsilon)) * DISTANCE
+
+
+@pytest.mark.parametrize(("mechanism", "order"), [("gaussian", 2), ("laplace", 1)])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e30])
+def test_in_whole_numbers_no_z_lies_outside_of_the_ball_by_more_than_is_accounted_for(
+    mechanism: str, order: int, size: float
+) -> None:
+    defence = built(mechanism=mechanism, epsilon=1.0, bound=0.7)
+    z = size * torch.randn(20, 3000, generator=seeded())
+    inside = defence._clipped(z)[0]
+    step = defence._scale(3000) / defence.rounded.steps
+    allowed = int(0.7 / step * (1 + CLIPPING) * 2**20) + 1
+    for row in (inside / step).trunc().tolist():
+        norm = sum(abs(int(k)) ** order for k in row)  # exact
+        assert norm * 2 ** (20 * order) <= allowed**order
+
+
+def test_the_report_says_with_what_probability_the_noise_is_not_the_exact_one() -> None:
+    report = attached((D,), mechanism="laplace").report((1, 16))
+    assert report["exact"] is True
+    assert [row["sampling"] for row in report["guarantees"]] == [D * DISTANCE, 16 * D * DISTANCE]
+    assert built().report((1,))["guarantees"][0]["sampling"] is None  # not known before z is

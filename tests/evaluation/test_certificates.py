@@ -1,14 +1,22 @@
 """Certificates of a channel: which there are, what each assumes, and which of several noises counts."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from splitveil.channel import Noisy
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import build
+from splitveil.evaluation import certificates as texts
 from splitveil.evaluation.certificates import certificates
+from splitveil.evaluation.summary import Certificate
+from splitveil.registry import DEFENCES
+from splitveil.split_model import SplitModel
 
 
 def image_set(n: int, seed: int) -> DeviceImages:
@@ -38,3 +46,50 @@ def test_of_two_noises_the_one_that_certifies_more_counts() -> None:
     weak, strong = Noisy(clean, 0.01), Noisy(clean, 2.0)
     both, alone = (certificates(noisy, test, prior, [], (1,)) for noisy in ([weak, strong], [strong]))
     assert [row.value for row in both] == pytest.approx([row.value for row in alone], rel=0.1)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+NAMED = {
+    texts.FRESH: "fresh", texts.REAL: "arithmetic", texts.EXACT: "arithmetic", texts.SAMPLE: "sample", texts.THIS_SET: "this set",
+    texts.BLOCKS: "blocks", texts.GAUSSIAN_PRIOR: "gaussian prior",
+}  # fmt: skip
+
+
+def short(assumption: str) -> str:
+    """The name that the page gives an assumption."""
+    if assumption.startswith("Noise and sums are whole steps of a grid"):
+        return "whole steps"
+    return "delta" if assumption.startswith("It may be exceeded with probability delta") else NAMED[assumption]
+
+
+def all_certificates(exact: bool) -> list[Certificate]:
+    test, prior = image_set(40, 0), image_set(100, 1)
+    private = build("local_dp", bound=1.0)
+    private.attach(SplitModel(nn.Identity(), nn.Identity(), (5,), (5,)))
+    noisy = Noisy(test.take(slice(None)).flatten(1)[:, :5], 0.5, exact)
+    return certificates([noisy], test, prior, [private.report((1,))], releases=(1,))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_page_on_guarantees_has_every_certificate_with_just_what_it_assumes(exact: bool) -> None:
+    rows = re.findall(r"^\| `([\w ]+)`, (\w+) \| .* \| ([\w ,]+) \| (yes|no) \|$", PAGE.read_text(), re.MULTILINE)
+    found = all_certificates(exact)
+    assert all((texts.EXACT in row.assumptions) == exact for row in found if row.name in ("rate", "known set", "paper"))
+    made = [(row.name, row.unit, ", ".join(map(short, row.assumptions)), "yes" if row.proved else "no") for row in found]
+    assert sorted(set(made)) == sorted(rows)
+
+
+def test_the_page_on_guarantees_has_every_assumption_in_full() -> None:
+    page = PAGE.read_text()
+    assert all(f"| {text} |" in page for text in NAMED)
+
+
+@pytest.mark.parametrize("name", DEFENCES.names())
+def test_the_page_on_guarantees_names_every_defence_that_guarantees_something_and_what_it_reports(name: str) -> None:
+    rows = build(name).report().get("guarantees", [])
+    assert all(f"`{word}`" in PAGE.read_text() for row in rows for word in (name, *row))
+
+
+def test_a_private_certificate_says_with_what_probability_its_noise_is_not_exact() -> None:
+    found = next(row for row in all_certificates(True) if row.name == "local dp")
+    assert "except with a probability of 1e-18 that noise alone decides" in found.assumptions[1]  # 5 entries of 2^-62

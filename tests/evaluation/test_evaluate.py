@@ -17,6 +17,7 @@ from splitveil.evaluation.attack_folder import read_rows
 from splitveil.evaluation.evaluate import ceiling_mse, collapse_of, evaluate_run, wilson
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import read_summary
+from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.runs import read_json
 from splitveil.training.train_runs import train_run
@@ -68,6 +69,17 @@ def test_a_defence_acts_if_it_changes_z_or_the_architecture_or_pulls_on_z(defenc
     x, z, y = torch.rand(8, 1, 16, 16), torch.randn(8, 2, 16, 16), torch.arange(8) % 3
     with torch.no_grad():
         assert defence.acts(Batch(x, z, z.clone(), y), torch.Generator()) == expected
+
+
+def test_a_share_of_none_or_all_ends_at_0_or_1_exactly() -> None:
+    assert wilson(0, 60)[0] == 0.0
+    assert wilson(60, 60)[1] == 1.0
+
+
+def test_test_images_that_are_the_attacker_s_mean_are_refused() -> None:
+    grey = ImageSet(np.full((6, 1, 8, 8), 77, np.uint8), np.zeros(6, np.int64), ("only",))
+    with pytest.raises(UserError, match="nothing is left to rebuild; use images that differ"):
+        ceiling_mse(DeviceImages(grey, torch.device("cpu")), DeviceImages(grey, torch.device("cpu")))
 
 
 def test_the_collapse_is_read_from_the_epochs_in_which_cem_acted() -> None:

@@ -171,6 +171,8 @@ PLANTED: dict[str, tuple[Attacks, dict[str, Any]]] = {
     "bound-violated": ({}, {"certificates": [proof(0.051)]}),
     "mask-aware-gap": ({"decoder-mask": decoder(0.0474, mask=True), "refine": GOOD["decoder"]}, {}),
     "channel-off-at-inference": ({}, {"mode_difference": "the spread is 0 in eval()"}),
+    "degenerate": ({}, {"degenerate": ["there is one test image"]}),
+    "noise-predictable": ({}, {"predicted_noise": "the noise is that of seed 7"}),
 }
 
 

@@ -28,6 +28,7 @@ from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.verdict import HALF, TENTH, verdict
+from splitveil.noise import uniform
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
 from splitveil.training.train_runs import train_run
 
@@ -61,7 +62,7 @@ class Ripple(Defence):
     """Hardly changes z, but its slope is up to 11 times that of z, with a random sign: only on average does it point anywhere."""
 
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        phase = 2 * torch.pi * torch.rand(z.shape, generator=generator, device=z.device)
+        phase = 2 * torch.pi * uniform(z, generator)
         return z + 0.05 * torch.sin(200 * z + phase)
 
     @property
@@ -115,6 +116,19 @@ class Typical(Defence[TypicalConfig]):
         return means + 0 * z
 
 
+class Careless(Defence):
+    """Draws from torch's own generator where it is given none, and loading a run seeds that one."""
+
+    noise_std = 0.5
+
+    def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        return z + 0.5 * torch.randn(z.shape, generator=generator)
+
+    @property
+    def attack_hints(self) -> AttackHints:
+        return AttackHints(random=True, stand_in="identity", side_information={"sigma": 0.5})
+
+
 @dataclass(frozen=True)
 class LeastSquaresConfig(AttackConfig):
     images: int = 48
@@ -145,9 +159,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
     images, labels = (part.numpy() for part in small_images())
     images = images.astype(np.uint8)
-    np.savez(
-        folder / "small.npz", images=images[:1300], labels=labels[:1300], test_images=images[1300:], test_labels=labels[1300:]
-    )
+    parts = {"images": images[:1300], "test_images": images[1300:]}
+    known = {"labels": labels[:1300], "test_labels": labels[1300:]}
+    np.savez(folder / "small.npz", **parts, **known)
+    np.savez(folder / "one_class.npz", **parts, **{name: np.zeros_like(values) for name, values in known.items()})
     return folder
 
 
@@ -163,6 +178,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     DEFENCES.register("typical", TypicalConfig)(Typical)
     DEFENCES.register("ripple", NoOptions)(Ripple)
     DEFENCES.register("only_in_training", NoOptions)(OnlyInTraining)
+    DEFENCES.register("careless", NoOptions)(Careless)
     ATTACKS.register("least_squares", LeastSquaresConfig)(LeastSquares)
 
 
@@ -188,6 +204,7 @@ class Plant:
     attacks: tuple[dict[str, Any], ...] = (attack("ridge"),)
     model: str = "wire"
     cem: dict[str, Any] | None = None
+    data: str = "small"
 
 
 NOISE = defence("gaussian", sigma=0.5)
@@ -240,6 +257,11 @@ PLANTS: dict[str, Plant] = {
     "channel-off-at-inference": Plant(
         "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
     ),
+    "degenerate": Plant("Gaussian noise; every image has the same label", (NOISE,), data="one_class"),
+    "noise-predictable": Plant(
+        "a user's defence that draws by torch.randn with the generator that it is given, or with none",
+        (defence("careless"),),
+    ),
 }  # fmt: skip
 GRADED = {
     "exposed": Plant("no defence: z is the image", (), ()),
@@ -260,7 +282,7 @@ CLEAN = Plant(
 
 def summary_of(plant: Plant, name: str, shelf: Path) -> Summary:
     config = from_dict({
-        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / "small.npz")},
+        "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / f"{plant.data}.npz")},
         "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
         "defences": list(plant.defences), "attacks": list(plant.attacks), "cem": plant.cem or {},
         "train": {"epochs": 1, "batch": 32, "augment": {"crop": 0, "flip": False}},

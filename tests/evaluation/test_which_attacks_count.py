@@ -12,12 +12,12 @@ from splitveil.cli.arguments import parse
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
 from splitveil.evaluation import suites
-from splitveil.evaluation.attack_folder import attack_folder, read_attack, read_rows
+from splitveil.evaluation.attack_folder import read_attack, read_rows
 from splitveil.evaluation.build_attacks import build_attack
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
-from splitveil.evaluation.which_attacks_count import counted, done_before, why_not
+from splitveil.evaluation.which_attacks_count import Incomplete, counted, why_not
 from splitveil.registry import ATTACKS, UserError
 from splitveil.runs import Run, read_json, write_json
 from splitveil.training.build import build_parts, build_splits
@@ -94,16 +94,13 @@ def test_a_channel_of_noise_and_zeros_has_use_for_releases_and_mask(small: list[
 def test_a_folder_of_before_an_option_and_the_judges_is_still_that_of_the_attack(small: list[str], tmp_path: Path) -> None:
     run, splits = trained(small, tmp_path / "a")
     attack_run(run, splits, CPU)
-    config, weights = run.config.attacks[0], trained_weights(run)
-    folder = attack_folder(run, config)
+    weights, folder = trained_weights(run), run.folder / "attacks" / "mean_image-0"
     facts, rows = read_json(folder / "attack.json"), read_rows(folder)
     del facts["options"]["auxiliary"], facts["probes"]
     write_json(folder / "attack.json", facts)
     np.savez(folder / "rows.npz", **{name: rows[name] for name in ("mse", "ssim", "psnr")})  # type: ignore[arg-type]
-    assert done_before(folder, config, weights)
     assert read_attack(folder, 1.0).recognised is None
     assert counted(run, weights).done == {"mean_image": folder}
     write_json(folder / "attack.json", facts | {"options": facts["options"] | {"auxiliary": "same set"}})
-    assert not done_before(folder, config, weights)
-    with pytest.raises(UserError, match="has no attack on these weights; run `splitveil attack"):
+    with pytest.raises(Incomplete, match="has no attack on these weights; run `splitveil attack"):
         counted(run, weights)

@@ -100,6 +100,14 @@ def test_an_installed_package_is_found_without_being_imported(monkeypatch: pytes
     assert weights_path() == file
 
 
+def test_a_file_of_a_terabyte_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "alexnet.ckpt"
+    with open(file, "wb") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(UserError, match=r"has 1\.1 TB, may have"):
+        lpips_or_why(file)
+
+
 def test_another_file_is_refused_and_a_pickle_that_calls_something_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,11 @@ def test_prototypes_have_share_one_perfect_copies_zero_and_a_common_shift_does_n
     assert share(x + prototypes, x, y, 3) == pytest.approx(0, abs=1e-12)
 
 
+def test_class_mates_that_do_not_differ_have_no_share_whatever_the_rounding() -> None:
+    x = torch.full((1000, 1, 4, 4), 77 / 255)
+    assert share(torch.rand(1000, 1, 4, 4), x, torch.arange(1000) % 3, 3) is None
+
+
 def test_the_only_image_of_a_class_has_no_residual() -> None:
     x, rebuilt, _ = some(5, 1)
     y = torch.tensor([0, 0, 1, 2, 2])

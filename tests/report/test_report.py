@@ -20,6 +20,7 @@ from summaries import summary
 from splitveil.attacks.threat import ThreatModel
 from splitveil.config import Config
 from splitveil.evaluation.attack_folder import read_attack
+from splitveil.evaluation.audit_folder import KIND
 from splitveil.evaluation.evaluate import wilson
 from splitveil.evaluation.flags import Evidence, raised
 from splitveil.evaluation.summary import AttackRecord, AttackResult, Part, read_summary, to_json, write_summary
@@ -206,8 +207,10 @@ def test_a_folder_of_an_audit_has_a_page_without_training(make: Maker, tmp_path:
     nan = float("nan")
     folder = make("audit", accuracy=0.5, accuracy_ci95=(nan, nan), cost={}, variance_histogram=(0,) * 50)
     write_summary(folder, replace(read_summary(folder), accuracy=nan))
-    for name in ("config.toml", "schema.json", "metrics.jsonl"):
+    for name in ("config.toml", "metrics.jsonl"):
         (folder / name).unlink()
+    write_json(folder / "audit.json", {"name": "audit", "what": "a function"})
+    write_json(folder / "schema.json", {"schema": 1, "kind": KIND})
     html = html_of([folder], tmp_path)
     found = Page(html)
     for missing in ("trade-off", "curves", "inside", "variance", "cost"):
@@ -263,13 +266,16 @@ def test_what_defences_guarantee_is_shown_where_they_do(make: Maker, tmp_path: P
         {"releases": 1, "epsilon": 10.0, "delta": 1e-5, "bits": 0.7216},
         {"releases": 64, "epsilon": 1280.0, "delta": 1e-5, "bits": 46.18},
     ]
-    private = make("private", defences=("bottleneck", "local_dp"), reports=({}, {"guarantees": rows}))
+    private = make("private", defences=("bottleneck", "local_dp"), reports=({}, {"guarantees": rows, "exact": True}))
     html = html_of([make("plain"), make("noisy", reports=({},)), private], tmp_path)
     assert "What the defences guarantee" in text_of(html)
     page = Page(html)
     assert ["private"] in page.rows
     assert ["local_dp", "1", "10", "1e-05", "0.722"] in page.rows
     assert ["local_dp", "64", "1280", "1e-05"] in [row[:4] for row in page.rows]
+    assert "Not for" not in text_of(html)
+    older = make("older", defences=("local_dp",), reports=({"guarantees": rows},))
+    assert "Not for older: evaluated when noise was made of floating point numbers" in text_of(html_of([older], tmp_path))
     assert "What the defences guarantee" not in text_of(html_of([make("other")], tmp_path))
 
 
@@ -365,7 +371,10 @@ def test_missing_packages_are_named_with_the_remedy(make: Maker, tmp_path: Path,
 
 def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same_originals(make: Maker, tmp_path: Path) -> None:
     folders = [make("a", {"ridge": 0.01}), make("b", {"ridge": 0.02}, test=2), make("c", {"ridge": 0.03})]
-    text = text_of(html_of(folders, tmp_path))
+    with pytest.raises(UserError, match=r"b does not compare with a: other test images .*, or with --anyway"):
+        write_report(folders, tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+    text = text_of(write_report(folders, tmp_path / "report.html", anyway=True).read_text(encoding="utf-8"))
     assert "These runs were tested on different images, so they are not ranked." in text
     assert "leaks least" not in text
     found = grids([(run, run.summary.attacks["ridge"]) for run in read_runs(folders)])

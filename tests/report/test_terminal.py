@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 from summaries import attack_result, summary, worst_of
 
-from splitveil.evaluation.summary import RaisedFlag, Summary
+from splitveil.evaluation.evaluate import wilson
+from splitveil.evaluation.summary import Part, RaisedFlag, Summary
 from splitveil.report.terminal import cells, print_table
 
 
@@ -38,6 +39,13 @@ def test_the_verdict_on_each_run_comes_first(capsys: pytest.CaptureFixture[str])
     assert lines[1].startswith("not established a[b]: What a listener gets is not established: no attack")
 
 
+def test_an_interval_is_printed_from_low_to_high_and_stays_below_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([replace(run(decoder=(0.02, 0.7, 17.0)), name="gaussian+cem", accuracy=1.0, accuracy_ci95=wilson(18, 18))])
+    out = capsys.readouterr().out
+    assert "1.000 (0.824 to 1.000)" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys: pytest.CaptureFixture[str]) -> None:
     first = replace(run(ridge=(0.02, 0.7, 17.0)), worst_case=worst_of(mse=0.008, ssim=0.75, psnr=21.0))
     seeds = [replace(first, name=f"a-seed{i}-strength4", seed=i, weights_sha256=str(i)) for i in (0, 1)]
@@ -48,3 +56,18 @@ def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys
     assert "worst case a-strength4 over 2 seeds: MSE 0.0080 (0.0080 to 0.0080)" in out
     assert out.count("worst case") == 3
     assert "a[b]: mask skipped, why [not]" in out
+
+
+def test_runs_that_do_not_compare_get_tables_of_their_own_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    first = replace(run(ridge=(0.02, 0.7, 17.0)), name="first", n_test=1000, incomplete=("gan", "fora"), suite="standard")
+    other = replace(first, name="other", n_test=50, splits={"test": Part(50, "test2")}, incomplete=())
+    print_table([first, other, replace(first, name="third", incomplete=())])
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        out.index("1000 test images")
+        < out.index("third exposed 0.900")
+        < out.index("50 test images")
+        < out.index("other exposed 0.900")
+    )
+    assert "other does not compare with first: other test images (50 images, sha256 test2, not 1000" in out
+    assert "first: suite standard is incomplete, without a number: gan, fora" in out

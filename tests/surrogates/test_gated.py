@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from cheating import CLASSES, DIM, SAMPLES, frozen, mixture, trained
+from cheating import CLASSES, DIM, OTHERS, SAMPLES, frozen, mixture, trained
 from golden import FEATURES, LABELS, Z
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_a_loop_over_the_classes(space: str, form: str, seed
     generator = torch.Generator().manual_seed(seed)
     z, y = torch.randn(b, 5, generator=generator).double(), torch.randint(0, classes, (b,), generator=generator)
     torch.manual_seed(seed)
-    options: dict[str, Any] = {"gate_objective": "cooperative", "space": space, "form": form, "ess_floor": 0.0}
+    options: dict[str, Any] = {"gate_objective": "cooperative", "space": space, "form": form, "ess_floor": 0.0, "offset": 0.01}
     surrogate = build("gated", dim=5, classes=classes, sigma=0.1, capacity=b + 2, **options).double()
     loss = torch.zeros(())
     tau = 0.125 * 0.1**2 + 0.01
@@ -126,6 +126,23 @@ def test_an_honest_gate_cannot_cheat(objective: str, lr: float, tails: str) -> N
     if objective == "adversarial":
         assert after.loss > 1.02 * before.loss_uniform  # it has found a worse weighting
         assert after.diagnostics["attention_entropy"] < 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tails", ["gaussian", "heavy", "low_rank"])
+@pytest.mark.parametrize(("by", "lr", "steps"), OTHERS)
+@pytest.mark.parametrize("objective", ["adversarial", "stopgrad"])
+def test_no_other_optimiser_makes_an_honest_gate_cheat(
+    objective: str, by: type[torch.optim.Optimizer], lr: float, steps: int, tails: str
+) -> None:
+    z, y = frozen(tails)
+    torch.manual_seed(0)
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, gate_objective=objective)
+    before, after = trained(surrogate, z, y, lr, steps, by)
+    assert before.loss_uniform >= 0.5
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss >= 0.95 * before.loss_uniform
+    assert after.diagnostics["effective_samples"] >= 0.25 or after.diagnostics["collapsed"] > 0
 
 
 @pytest.mark.parametrize("tails", ["gaussian", "heavy"])

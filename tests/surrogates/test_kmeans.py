@@ -87,17 +87,29 @@ def test_the_reference_preset_is_a_loop_over_the_published_formula(
 @given(seed=st.integers(0, 10_000), b=st.integers(1, 40), prior=st.floats(0, 20))
 def test_the_default_is_a_loop_over_classes_and_clusters(seed: int, b: int, prior: float) -> None:
     z, y = labelled(seed, 150)
-    surrogate: Any = refreshed(z, y, prior=prior)
-    batch, labels = 1.5 * z[:b], y[:b]
+    z = z + 3 * (torch.arange(150) % 2).unsqueeze(1) * (y > 0).unsqueeze(1)  # two modes in two of the classes
+    surrogate: Any = refreshed(z, y, prior=prior, offset=0.01)
+    batch, labels = 1.2 * z[:b], y[:b]
     loss, variance = 0.0, [0.0] * 3
+
+    def penalty(v: float) -> float:
+        return max(0.0, log(v + 0.01) - log(0.125 * 0.1**2 + 0.01))
+
     for c, clusters in members(surrogate, batch, labels).items():
         total = sum(surrogate.weight[c, j].item() for j in clusters)
         count = sum(len(squares) for squares in clusters.values())
+        pi = surrogate.weight[c].numpy()
+        value = -2 / 4 * sum(share * log(share) for share in pi if share > 0)
         for j, squares in clusters.items():
-            share = surrogate.weight[c, j].item() / total
+            share = pi[j] / total
             v = (sum(squares) / 4 + prior * surrogate.variance[c, j].item()) / (len(squares) + prior)
             variance[c] += share * v
-            loss += count / b * share * max(0.0, log(v + 0.01) - log(0.125 * 0.1**2 + 0.01))
+            value += share * penalty(v)
+        own, rows = z[y == c].numpy(), batch[labels == c].numpy()
+        whole = (((rows - own.mean(0)) ** 2).mean(1).sum() + prior * own.var(0).mean()) / (count + prior)
+        if penalty(whole) < value:
+            value, variance[c] = penalty(whole), whole
+        loss += count / b * value
     output = surrogate(batch, labels)
     assert output.loss.item() == pytest.approx(loss, abs=1e-9)
     assert output.diagnostics["variance"].tolist() == pytest.approx(variance, abs=1e-9)
@@ -141,6 +153,41 @@ def test_modes_that_lie_apart_do_not_count_as_spread() -> None:
     z = (modes[torch.arange(400) % 4] + 0.3 * torch.randn(400, 16, generator=generator)).double()
     surrogate = refreshed(z, y, classes=1, clusters=4)
     assert surrogate(z, y).diagnostics["variance"].item() == pytest.approx(0.09, rel=0.05)
+
+
+@pytest.mark.parametrize("modes", [1, 4])
+def test_the_loss_charges_what_a_samples_cluster_tells_and_never_more_than_one_cluster_would_cost(modes: int) -> None:
+    """Four points far apart hold log 4 nats, in the loss 2 / d of that; a single cloud cut into four is a cloud all the same."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 5 * torch.randn(modes, 16, generator=generator)
+    z = (centres[torch.arange(400) % modes] + 0.3 * torch.randn(400, 16, generator=generator)).double()
+    y = torch.zeros(400, dtype=torch.int64)
+    charged, free = (refreshed(z, y, classes=1, clusters=4, charge_modes=charge)(z, y) for charge in (True, False))
+    one = refreshed(z, y, classes=1, clusters=1, charge_modes=False)(z, y).loss.item()
+    assert free.loss <= charged.loss
+    assert charged.loss.item() <= one * (1 + 1e-9)
+    if modes == 4:
+        assert charged.loss.item() == pytest.approx(free.loss.item() + 2 / 16 * log(4), rel=1e-6)
+
+
+def test_points_far_apart_and_nothing_else_are_not_free() -> None:
+    """Without noise around them their spread is 0, and so was their loss: up to log K nats went through unseen."""
+    z = (5 * torch.eye(4).repeat(20, 1)).double()
+    y = torch.zeros(80, dtype=torch.int64)
+    assert refreshed(z, y, classes=1, clusters=4)(z, y).loss.item() == pytest.approx(2 / 4 * log(4))
+    for preset in ("reference", "as_written"):
+        assert refreshed(z, y, classes=1, clusters=4, preset=preset)(z, y).loss == 0  # as published
+
+
+def test_where_one_cluster_costs_less_samples_are_pulled_to_the_middle_of_their_class() -> None:
+    z = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.zeros(200, dtype=torch.int64)
+    surrogate: Any = refreshed(z, y, classes=1, clusters=3)
+    assert surrogate(z, y).diagnostics["classes_apart"] == 0
+    features = z[:1].clone().requires_grad_()
+    (pull,) = torch.autograd.grad(surrogate(features, y[:1]).loss, features)
+    towards = features.detach() - z.mean(0)
+    assert torch.nn.functional.cosine_similarity(pull, towards).item() == pytest.approx(1)
 
 
 def test_a_warm_start_keeps_the_clusters_and_its_state_travels() -> None:

@@ -82,6 +82,23 @@ def test_more_noise_means_a_lower_rate_and_only_the_ratio_counts(form: str, seed
     assert loud(factor * z, y).loss.item() == pytest.approx(quiet(z, y).loss.item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("sigma", [1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("b", [48, 128])
+def test_the_full_form_has_its_digits_where_the_noise_is_small(b: int, sigma: float) -> None:
+    """I + Cov / sigma^2 holds numbers of 1e10 beside 1, and a batch of 48 leaves whole directions empty."""
+    z, y = torch.randn(b, 32, generator=torch.Generator().manual_seed(0)), torch.arange(b) % 3
+    surrogate = build("rate", dim=32, classes=3, sigma=sigma, form="full")
+    rows = z.double().numpy()
+    groups = [rows[c::3] for c in range(3)]
+    expected = sum(len(own) / b * nats(own, sigma, "full") / min(len(own) - 1, 32) for own in groups)
+    z.requires_grad_()
+    loss = surrogate(z, y).loss
+    (pull,) = torch.autograd.grad(loss, z)
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    assert torch.isfinite(pull).all()
+    assert pull.dtype == loss.dtype == torch.float32
+
+
 def test_features_with_spatial_axes_are_flattened() -> None:
     z, y = (torch.from_numpy(array) for array in labelled(0, 20, 12, 2))
     for form in FORMS:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cheating import CLASSES, DIM, SAMPLES, frozen, mixture, trained
+from cheating import CLASSES, DIM, OTHERS, SAMPLES, frozen, mixture, trained
 from sklearn.cluster import KMeans
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from splitveil.surrogates.slots_as_written import PapersSlotAttention, SlotsAsWr
 
 def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:
     torch.manual_seed(seed)
-    options = {"capacity": len(z), "bank": 0} | options
+    options = {"capacity": len(z), "bank": 0, "offset": 0.01} | options
     surrogate = build("slots", dim=z.shape[1], classes=classes, sigma=0.1, **options).to(z.dtype)
     assert isinstance(surrogate, Slots)
     if surrogate.refresh_every:
@@ -52,8 +52,9 @@ def test_the_loss_is_that_of_a_loop_over_classes_and_slots() -> None:
         assert torch.equal(groups.x[c, :m], z[y == c])
         torch.testing.assert_close(r[c, :m].sum(1), torch.ones(m).double())  # mass is conserved
         v = z[y == c].var(0, unbiased=False)
-        uniform = torch.log((v + 0.01) / (0.125 * 0.1**2 + 0.01)).clamp_min(0).mean()
-        expected = expected + m / len(z) * torch.minimum(loss_of(z[y == c], r[c, :m]), uniform)
+        biased, unbiased = (torch.log((v * f + 0.01) / (0.125 * 0.1**2 + 0.01)).clamp_min(0).mean() for f in (1, m / (m - 1)))
+        found = loss_of(z[y == c], r[c, :m])
+        expected = expected + m / len(z) * (found if found <= unbiased else biased)
     torch.testing.assert_close(surrogate(z, y).loss, expected)
 
 
@@ -103,13 +104,21 @@ def best_hard_partition(x: Tensor, start: np.ndarray, surrogate: Slots) -> float
     return best.item()
 
 
-@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
-@pytest.mark.parametrize("lr", [1e-3, 1e-2])
-def test_slots_cannot_cheat(tails: str, lr: float) -> None:
+CHEATS = [(torch.optim.Adam, lr, 200, tails) for tails in ("gaussian", "heavy") for lr in (1e-3, 1e-2)]
+MORE_CHEATS = [
+    (torch.optim.Adam, 1e-2, 200, "low_rank"),
+    *((*by, tails) for by in OTHERS for tails in ("gaussian", "heavy", "low_rank")),
+]
+
+
+@pytest.mark.parametrize(
+    ("by", "lr", "steps", "tails"), [*CHEATS, *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE_CHEATS)]
+)
+def test_slots_cannot_cheat(by: type[torch.optim.Optimizer], lr: float, steps: int, tails: str) -> None:
     x = frozen(tails)[0][::CLASSES]
     y = torch.zeros(SAMPLES, dtype=torch.long)
     surrogate = slots(x, y, 1)
-    before, after = trained(surrogate, x, y, lr)
+    before, after = trained(surrogate, x, y, lr, steps, by)
     assert before.loss_uniform >= 0.5
     assert torch.equal(after.loss_uniform, before.loss_uniform)
     with torch.no_grad():
@@ -127,6 +136,35 @@ def test_slots_cannot_cheat(tails: str, lr: float) -> None:
         singles = np.minimum(np.random.default_rng(0).permutation(SAMPLES), k - 1)
         bound = min(best_hard_partition(x, start, surrogate) for start in (best.labels_, singles))
     assert after.loss >= 0.95 * bound
+
+
+def test_where_equal_weights_win_the_attention_still_learns_and_fallback_says_so() -> None:
+    """Data without modes: eight slots cost more than one. The attention got no gradient at all, and fallback was 0."""
+    z, y = frozen("gaussian")[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    surrogate = slots(z, y, 1)
+    z.requires_grad_()
+    output = surrogate(z, y)
+    assert torch.equal(output.loss, output.loss_uniform)
+    assert output.diagnostics["fallback"] == 1
+    output.loss.backward()
+    assert z.grad is not None
+    (expected,) = torch.autograd.grad(build("uniform", dim=DIM, classes=1, sigma=0.1, offset=0.01)(z, y).loss, z)
+    torch.testing.assert_close(z.grad, expected)  # z feels equal weights and nothing of the attention
+    assert sum(parameter.grad is not None and bool(parameter.grad.any()) for parameter in surrogate.parameters()) > 5
+
+
+def test_slots_and_equal_weights_are_compared_by_variances_of_one_kind() -> None:
+    """With a single slot the two are the same spread. Divided by m - 1 and by m, equal weights always won."""
+    z, y = frozen("gaussian")[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    assert slots(z, y, 1, slots=1)(z, y).diagnostics["fallback"] == 0
+    assert slots(z, y, 1, slots=1, equal_weights="biased")(z, y).diagnostics["fallback"] == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_low_rank_data_training_helps(seed: int) -> None:
+    z, y = frozen("low_rank", seed)[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    before, after = trained(slots(z, y, 1), z, y, 1e-3, steps=200)
+    assert after.loss < before.loss
 
 
 @pytest.mark.parametrize("tails", ["gaussian", "heavy"])
@@ -185,6 +223,7 @@ def test_before_the_first_refresh_it_falls_back_to_equal_weights_and_says_so() -
 
 def test_with_fewer_than_two_samples_a_slot_it_falls_back_until_the_bank_is_filled() -> None:
     z, y = frozen("gaussian")
+    z = z + 5 * torch.randn(4, DIM)[torch.arange(len(z)) % 4]  # modes, or equal weights would cost less
     torch.manual_seed(0)
     surrogate = build("slots", dim=DIM, classes=CLASSES, sigma=0.1)  # remembers 32 of each class
     surrogate.refresh(z, y)

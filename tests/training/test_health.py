@@ -4,7 +4,7 @@ import pytest
 
 from splitveil import surrogates
 from splitveil.registry import SURROGATES
-from splitveil.training.health import warnings_of
+from splitveil.training.health import task_warnings, warnings_of
 
 WELL: dict[str, Any] = {
     "epoch": 7, "cem_loss": 0.9, "cem_loss_uniform": 1.0, "cem_collapsed": 0.1, "cem_effective_samples": 0.8,
@@ -76,3 +76,44 @@ def test_samples_without_a_place_are_told_with_the_option_to_raise() -> None:
         "3.1 of the 128 samples of a batch found no place among those of their class (bound: 1%) and were not measured; "
         "raise --cem.surrogate.capacity"
     )
+
+
+LEARNS = {"epoch": 7, "lr": 0.05, "loss": 0.4, "val_loss": 0.9, "accuracy": 0.7, "cem_coef": 0.6}
+
+
+def task(line: dict[str, Any], shares: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25), last: bool = True) -> dict[str, str]:
+    return task_warnings(LEARNS | line, shares, images=400, last=last)
+
+
+def test_a_model_that_learns_trips_no_alarm() -> None:
+    assert task({}) == {}
+    assert task({"val_loss": 5.0}) == {}  # sure of itself where it is wrong, as models that overfit are
+    assert task({"accuracy": 0.31}) == {}
+
+
+@pytest.mark.parametrize("key", ["loss", "val_loss"])
+def test_a_loss_that_is_finite_but_far_above_that_of_guessing_is_told(key: str) -> None:
+    assert task({key: 2.4e16}, last=False) == {
+        "diverged": f"the training has diverged: {key} is 2.4e+16 in epoch 7, guessing has 1.39; lower train.lr (0.05) or "
+        "cem.strength, and do not use this model"
+    }
+
+
+def test_accuracy_that_guessing_reaches_is_told_at_the_end() -> None:
+    told = task({"accuracy": 0.29})["guessing"]  # 400 images at 25 %: two standard errors are 4.3 points
+    assert told == (
+        "the model is no better than guessing: its validation accuracy is 29.0 %, the most frequent class has 25.0 % of the "
+        "images; train it longer, or lower train.lr (0.05), cem.strength or the noise"
+    )
+    assert task({"accuracy": 0.29}, last=False) == {}
+    assert list(task({"accuracy": 0.92}, (0.9, 0.1))) == ["guessing"]
+
+
+def test_images_of_one_class_are_told() -> None:
+    assert list(task({"accuracy": 1.0, "loss": 0.0, "val_loss": 0.0}, (0.0, 1.0, 0.0))) == ["one-class"]
+
+
+def test_a_weight_of_cem_that_leaves_nothing_of_the_task_is_told() -> None:
+    assert task({"cem_coef": 900.0}) == {}
+    told = task({"cem_coef": 4e6}, last=False)["overpowered"]
+    assert "4e+06 times" in told and "lower cem.strength" in told

@@ -1,7 +1,8 @@
 """One file for each format or data set. Its function is registered in DATASETS, takes options and returns Source(train, test).
 
 Data are looked for in `path` if it is given, else in the folder $SPLITVEIL_DATA, else in ~/.cache/splitveil.
-A mistake in the files is a UserError of one line that says what was found, what was expected and what to do.
+A mistake in the files is a UserError of one line that says what was found, what was expected and what to do. Files may come from
+anybody: every reader opens them by `splitveil.read_file`, and checks the size that a header states before it makes room for it.
 """
 
 import os
@@ -21,13 +22,6 @@ def places(path: str, *names: str) -> list[Path]:
     """The folders in which a data set may lie, best first: one of its own name, or `path` itself if the user gave it."""
     root = data_root(path)
     return [root / name for name in names] + ([root] if path else [])
-
-
-def read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check that it is a file you may read") from error
 
 
 def class_labels(labels: np.ndarray, classes: int, where: str | Path) -> np.ndarray:

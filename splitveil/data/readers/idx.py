@@ -7,13 +7,15 @@ import gzip
 import math
 import zlib
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
 
 from splitveil.data import ImageSet, Source
 from splitveil.data.download import Published, fetch, missing
-from splitveil.data.readers import class_labels, fashion, pad_square, places, read_bytes
+from splitveil.data.readers import class_labels, fashion, pad_square, places
+from splitveil.read_file import check_budget, open_file
 from splitveil.registry import DATASETS, UserError
 
 PARTS = ("train", "t10k")
@@ -24,7 +26,7 @@ MNIST_MD5 = (
     "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
     "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c",
 )  # fmt: skip
-FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+FASHION_URL = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 FASHION_MD5 = (
     "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
     "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
@@ -45,18 +47,32 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """uint8 values in the shape that the header gives."""
-    try:
-        data = gzip.decompress(read_bytes(file)) if file.suffix == ".gz" else read_bytes(file)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{file} cannot be read ({error}); fetch it again") from error
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise UserError(f"{file} starts with {data[:4].hex(' ')}, an IDX file of bytes with 00 00 08; fetch it again")
-    start = 4 + 4 * data[3]
-    shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
-    if len(data) != start + math.prod(shape):
-        raise UserError(f"{file} has {len(data)} bytes, its header asks for {start + math.prod(shape)}; fetch it again")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    """uint8 values in the shape that the header gives. Not more is unpacked than the header asks for."""
+    with open_file(file) as stream:
+        try:
+            return read_values(gzip.GzipFile(fileobj=stream) if file.suffix == ".gz" else stream, file)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{file} cannot be read ({error}); fetch it again") from error
+
+
+def read_values(stream: BufferedIOBase, file: Path) -> np.ndarray:
+    """The header and then the values of an unpacked stream; `file` is for messages."""
+    start = stream.read(4)
+    if len(start) < 4 or start[:3] != b"\0\0\x08":
+        raise UserError(f"{file} starts with {start.hex(' ')}, an IDX file of bytes with 00 00 08; fetch it again")
+    dimensions = start[3]
+    if not 1 <= dimensions <= 4:
+        raise UserError(f"{file} has {dimensions} dimensions, must have 1 to 4; fetch it again")
+    header = stream.read(4 * dimensions)
+    shape = tuple(int.from_bytes(header[at : at + 4], "big") for at in range(0, len(header), 4))
+    asked = math.prod(shape)
+    check_budget(asked, f"{file} cannot be read: its header asks for values that", "fetch it again")
+    values = stream.read(asked + 1)
+    before, found = 4 + len(header), len(values)
+    if len(header) < 4 * dimensions or found != asked:
+        has = f"more than {before + asked}" if found > asked else f"{before + found}"
+        raise UserError(f"{file} has {has} bytes, its header asks for {before + asked}; fetch it again")
+    return np.frombuffer(values, np.uint8).reshape(shape)
 
 
 def read_part(folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:

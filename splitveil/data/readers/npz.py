@@ -9,11 +9,9 @@
 
     np.savez("faces.npz", images=images, labels=labels)
 
-Nothing pickled is loaded (`allow_pickle=False`), so a file from elsewhere cannot run code.
+`data.safe_npz` reads it: nothing pickled is loaded, so a file from elsewhere cannot run code, and no header is believed.
 """
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import numpy as np
 
 from splitveil.data import ImageSet, Source
 from splitveil.data.readers import class_labels
+from splitveil.data.safe_npz import read_npz
 from splitveil.registry import DATASETS, UserError, unknown
 
 KEYS = ("images", "labels", "identities", "classes", "test_images", "test_labels", "test_identities")
@@ -89,30 +88,15 @@ def class_names(arrays: dict[str, np.ndarray], where: str) -> tuple[str, ...]:
     return tuple(str(label) for label in range(highest + 1))
 
 
-def load(file: Path) -> dict[str, np.ndarray]:
-    """All arrays of the file, by key."""
-    try:
-        # numpy leaves a file that it cannot read open, hence our own stream.
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as opened:
-            return {key: opened[key] for key in opened.files}
-    except FileNotFoundError as error:
-        raise UserError(f"npz: no file {file}; set path to an .npz file") from error
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        # Images of several shapes end up as an object array, which numpy can only pickle.
-        remedy = "save with np.savez(path, images=…, labels=…), all images of one shape"
-        raise UserError(f"{file} is not an .npz of plain arrays ({' '.join(str(error).split())}); {remedy}") from error
-
-
 @DATASETS.register("npz", Config)
 def npz(path: str, layout: str) -> Source:
     """Your images in one .npz file: images, labels and optionally identities and a test part."""
     if not path:
         raise UserError("npz: path is empty; set path to an .npz file")
     file = Path(path).expanduser()
-    arrays = load(file)
-    for key in arrays:
-        if key not in KEYS:
-            raise unknown(f"array in {file}:", key, KEYS)
+    if not file.exists():
+        raise UserError(f"npz: no file {file}; set path to an .npz file")
+    arrays = read_npz(file, KEYS)
     tested = any(key.startswith("test_") for key in arrays)
     for key in ("images", "labels", "test_images", "test_labels")[: 4 if tested else 2]:
         if key not in arrays:

@@ -11,12 +11,13 @@ import numpy as np
 
 from splitveil.data import ImageSet, Source
 from splitveil.data.download import Published, fetch_archive, missing
-from splitveil.data.readers import data_root, places, read_bytes
+from splitveil.data.readers import data_root, places
 from splitveil.data.readers.folder import class_files, read_pictures
+from splitveil.read_file import read_bytes
 from splitveil.registry import DATASETS, UserError
 
 FOLDER = "tiny-imagenet-200"
-ARCHIVE = Published("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de")
+ARCHIVE = Published("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de")
 SIZE = 64
 
 

@@ -37,7 +37,7 @@ def trade_off(attacked: list[Shown]) -> Markup:
         x, y = best.mse / ceiling, 100 * run.summary.accuracy
         points.append((x, y))
         across = [[max(x - best.mse_ci95[0] / ceiling, 0)], [max(best.mse_ci95[1] / ceiling - x, 0)]]
-        up = [[y - 100 * accuracy[0]], [100 * accuracy[1] - y]]
+        up = [[max(y - 100 * accuracy[0], 0)], [max(100 * accuracy[1] - y, 0)]]  # older summaries end just below 100 %
         axes.errorbar(x, y, up, np.nan_to_num(across), color=colour(run.slot), marker=marker(run.slot), markersize=7,
                       elinewidth=1.2, zorder=3)  # fmt: skip
     best = [points[i] for i in front(points)]

@@ -37,7 +37,7 @@ COMMON = {
     ),
     "fallback": Quantity(
         "Equal weights instead",
-        "share of the classes whose attention or centres could not be used or found less spread; should be low after the start",
+        "share of the classes whose attention or centres could not be used or were no better; should be low after the start",
         "share", 0.5, True,
     ),
     "skipped_classes": Quantity(

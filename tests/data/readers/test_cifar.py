@@ -182,3 +182,12 @@ def test_the_real_set_has_60000_images_in_balance(edition: Edition):
     if edition is CIFAR10:  # the channel means that everybody normalises with
         means = source.train.images.mean(axis=(0, 2, 3)) / 255
         np.testing.assert_allclose(means, [0.4914, 0.4822, 0.4465], atol=1e-4)
+
+
+@pytest.mark.parametrize("write", [write_binary, write_python])
+def test_a_batch_of_a_terabyte_is_refused_unread(write, tmp_path: Path):
+    folder = write(CIFAR10, tmp_path)
+    with open(next(folder.glob("data_batch_3*")), "ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"data_batch_3.* has 1\.1 TB, may have"):
+        DATASETS["cifar10"].make(path=str(tmp_path))

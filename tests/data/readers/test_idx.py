@@ -1,6 +1,7 @@
 import gzip
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,40 @@ def test_a_damaged_gz_is_named(damage, tmp_path: Path):
     file = tmp_path / "train-images-idx3-ubyte.gz"
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte.gz cannot be read"):
+        DATASETS["mnist"].make(path=str(tmp_path))
+
+
+@pytest.mark.timeout(20)
+def test_a_gz_that_unpacks_to_more_than_its_header_says_is_not_unpacked_further(tmp_path: Path):
+    write_set(tmp_path)
+    file = tmp_path / "train-labels-idx1-ubyte.gz"
+    with gzip.open(file, "wb", compresslevel=1) as packed:
+        packed.write(struct.pack(">4BI", 0, 0, 8, 1, 12))
+        for _ in range(64):
+            packed.write(bytes(2**20))
+    tracemalloc.start()
+    with pytest.raises(UserError, match="has more than 20 bytes, its header asks for 20"):
+        DATASETS["mnist"].make(path=str(tmp_path))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**22
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_header_that_asks_for_more_than_the_budget_is_refused(zipped: bool, tmp_path: Path):
+    write_set(tmp_path, zipped)
+    file = tmp_path / ("train-images-idx3-ubyte.gz" if zipped else "train-images-idx3-ubyte")
+    lie = struct.pack(">4B3I", 0, 0, 8, 3, 2**32 - 1, 28, 28)
+    file.write_bytes(gzip.compress(lie) if zipped else lie)
+    with pytest.raises(UserError, match=r"would take 3\.4 TB of memory"):
+        DATASETS["mnist"].make(path=str(tmp_path))
+
+
+def test_a_header_of_255_dimensions_is_refused(tmp_path: Path):
+    write_set(tmp_path, zipped=False)
+    lie = bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"x"
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(lie)
+    with pytest.raises(UserError, match="255 dimensions, must have 1 to 4"):
         DATASETS["mnist"].make(path=str(tmp_path))
 
 

@@ -1,3 +1,4 @@
+import os
 import pickle
 from pathlib import Path
 
@@ -129,3 +130,15 @@ class Touch:
 @pytest.fixture
 def touching() -> type[Touch]:
     return Touch
+
+
+def test_columns_may_come_first(tmp_path: Path):
+    source = make(tmp_path, images=np.asfortranarray(COLOUR), labels=LABELS)
+    np.testing.assert_array_equal(source.train.images, COLOUR)
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "set.npz")
+    with pytest.raises(UserError, match=r"set\.npz is a pipe"):
+        DATASETS["npz"].make(path=str(tmp_path / "set.npz"))

@@ -74,7 +74,7 @@ def test_missing_annotations_are_named(official: Path):
 
 def test_a_broken_or_missing_image_is_named(official: Path):
     (official / "val" / "images" / "val_1.JPEG").unlink()
-    with pytest.raises(UserError, match=r"val_1.JPEG is not a readable image"):
+    with pytest.raises(UserError, match=r"val_1.JPEG cannot be read"):
         make(official)
 
 

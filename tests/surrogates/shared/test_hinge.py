@@ -13,6 +13,30 @@ def test_a_literal_tau_takes_the_place_of_the_noises_share() -> None:
     assert build("uniform", dim=3, classes=2, sigma=0.4).tau == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("sigma", [1e-3, 0.03, 0.3, 2.0])
+def test_the_offset_goes_with_the_noise_so_that_only_their_ratio_to_the_spread_counts(sigma: float) -> None:
+    z, y = torch.randn(90, 5, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+    at_demo = build("uniform", dim=5, classes=3, sigma=0.3)(z, y).loss
+    scaled = build("uniform", dim=5, classes=3, sigma=sigma)(z * sigma / 0.3, y).loss
+    torch.testing.assert_close(scaled, at_demo, rtol=1e-4, atol=0)
+    assert torch.equal(build("uniform", dim=5, classes=3, sigma=0.3, offset_scale="fixed")(z, y).loss, at_demo)
+
+
+def test_without_noise_the_offset_is_fixed_and_what_is_given_is_taken_as_it_is() -> None:
+    assert Hinge(HingeConfig(), 0.0).offset == Hinge(HingeConfig(offset_scale="fixed"), 1e-3).offset == 0.01
+    assert Hinge(HingeConfig(), 0.3).offset == 0.01  # to the last bit: runs at this noise are as they were
+    assert Hinge(HingeConfig(offset=0.5), 1e-3).offset == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "offset"),
+    [("gated", "as_written", 0.01), ("slots", "as_written", 0.01), ("kmeans", "reference", 0.01), ("kmeans", "as_written", 1e-6)],
+)
+def test_published_presets_keep_their_offset(name: str, preset: str, offset: float) -> None:
+    surrogate: Any = build(name, dim=4, classes=2, sigma=1e-3, preset=preset)
+    assert surrogate.hinge.offset == offset
+
+
 def follow(hinge: Hinge, variance: torch.Tensor, known: torch.Tensor, finite: bool = True) -> None:
     hinge.note(variance, known)
     hinge.follow(torch.tensor(finite))
@@ -34,7 +58,7 @@ def test_an_adaptive_tau_follows_its_quantile_down_but_never_below_the_fixed_one
 
 def test_an_adaptive_tau_ignores_what_is_not_known_and_steps_that_were_skipped() -> None:
     hinge = Hinge(HingeConfig(tau_quantile=0.5), 0.1)
-    variance = torch.stack([torch.full((4,), 2.0), torch.full((4,), 50.0)])
+    variance = torch.stack([torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.full((4,), 50.0)])
     follow(hinge, variance, torch.tensor([True, False]))
     assert float(hinge.level) == pytest.approx(2 + hinge.offset)
     follow(hinge, 10 * variance, torch.tensor([True, True]), finite=False)
@@ -63,6 +87,25 @@ def test_every_surrogate_follows_the_variances_that_its_own_hinge_sees(name: str
     output = surrogate(z, y)
     assert 0.25 <= output.diagnostics["above_tau"].item() <= 0.75
     assert output.loss > 0
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9])
+def test_with_a_full_batch_an_adaptive_tau_pulls_down_to_the_fixed_one(quantile: float) -> None:
+    """All variances end at the same value, the quantile itself, above which there is none: tau stood still at 6 to 60 times."""
+    z, y = torch.randn(120, 8, generator=torch.Generator().manual_seed(0)).requires_grad_(), torch.arange(120) % 3
+    surrogate = build("uniform", dim=8, classes=3, sigma=0.3, tau_quantile=quantile)
+    optimizer = torch.optim.Adam([z], 1e-2)
+    idle = 0
+    for _ in range(1500):
+        optimizer.zero_grad()
+        output = surrogate(z, y)
+        output.loss.backward()
+        optimizer.step()
+        surrogate.after_step(z.detach(), y, torch.tensor(True))
+        assert surrogate.tau is not None
+        idle += int(output.loss == 0 and surrogate.tau > 1.05 * 0.125 * 0.3**2)
+    assert surrogate.tau == pytest.approx(0.125 * 0.3**2, rel=0.05)
+    assert idle < 300  # single steps in which Adam overshoots; it used to stand still for most of them
 
 
 def test_training_moves_an_adaptive_tau_and_its_state_is_saved() -> None:

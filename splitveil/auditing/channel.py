@@ -1,0 +1,60 @@
+"""The channel of an audit, from what a user has: a Channel, defences as objects, or their names and options."""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from splitveil.channel import Channel
+from splitveil.defences import Defence
+from splitveil.registry import DEFENCES, UserError
+from splitveil.split_model import SplitModel
+
+
+def channel_of(given: Any, model: SplitModel) -> Channel:
+    """What stands between edge and cloud, ready to send; what was given is copied and stays as it is."""
+    if isinstance(given, Channel):
+        channel = copy.deepcopy(given)
+    else:
+        items = [given] if isinstance(given, str | dict | Defence) else list(given or ())
+        channel = Channel(made(item) for item in items)
+        stack: list[Defence] = list(channel.defences)  # type: ignore[arg-type]
+        for defence, item in zip(stack, items):
+            defence.check(stack)
+            prepare(defence, isinstance(item, Defence), model)
+    channel.deploy()
+    return channel.eval()
+
+
+def made(item: Any) -> Defence:
+    if isinstance(item, Defence):
+        return copy.deepcopy(item)
+    if isinstance(item, str):
+        return DEFENCES[item].make()
+    if isinstance(item, dict) and isinstance(item.get("name"), str):
+        options = {name: value for name, value in item.items() if name != "name"}
+        return DEFENCES[item["name"]].make(**options)
+    raise UserError(
+        f"channel holds {item!r}, must hold defences: objects, names, or tables such as {{'name': 'gaussian', 'sigma': 0.1}}"
+    )
+
+
+def prepare(defence: Defence, trained: bool, model: SplitModel) -> None:
+    """Let a defence see the shape of z. One that must learn is refused by name: only as an object it brings what it learned."""
+    name, learned = name_of(defence), any(True for _ in defence.parameters())
+    if trained and learned:
+        return
+    if not trained and type(defence).rebuild is not Defence.rebuild:
+        raise UserError(f"{name} changes the network and is trained with it; audit the network that has it, without {name} here")
+    defence.attach(model)
+    if not trained and any(True for _ in defence.parameters()):
+        raise UserError(f"{name} has to be trained with the network; give the trained defence itself, not its name")
+
+
+def name_of(defence: nn.Module) -> str:
+    """A defence as the registry calls it, or its class where it is not registered."""
+    return getattr(type(getattr(defence, "config", None)), "method", type(defence).__name__)
+
+
+def names_of(channel: Channel) -> tuple[str, ...]:
+    return tuple(name_of(defence) for defence in channel.defences)

@@ -1,0 +1,41 @@
+"""A function from images to what is sent: a black box. It need not be differentiable, nor know anything of torch.nn."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.auditing.subject import NO_CLOUD, Subject, answer
+from splitveil.evaluation.victim import ACCURACY, NoCloud
+from splitveil.split_model import SplitModel
+
+CLOSED = "the edge is a black box: its weights are not known"
+BLACK_BOX: Mapping[str, str] = {"encoder_weights": CLOSED, "architecture": "the edge is a black box: its layers are not known"}
+"""What nobody knows of a function."""
+
+
+class Answers(nn.Module):
+    """A function as the edge: asked without gradients, its answers are new tensors of floats on the images' device."""
+
+    def __init__(self, ask: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.ask = lambda x: ask(x)  # a module that is given as a function must not become a part of this one
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.ask(x)
+        return z.detach().to(x.device).float() if isinstance(z, Tensor) and z.is_floating_point() else z
+
+
+def black_box(ask: Callable[[Tensor], Any], x: Tensor, what: str, digest: str = "", cloud: Any = None) -> Subject:
+    """The Subject of a function; x are a few images. Without a digest of its own it gets one of what it answers to them."""
+    edge = Answers(ask)
+    z = answer(edge, x, what)
+    digest = digest or hashlib.sha256(z.cpu().contiguous().numpy().tobytes()).hexdigest()
+    lacks = {**BLACK_BOX, "cloud_weights": NO_CLOUD, ACCURACY: NO_CLOUD}
+    if cloud is not None:
+        lacks = {**BLACK_BOX, "cloud_weights": "the cloud is a black box: its weights are not known"}
+    model = SplitModel(edge, NoCloud() if cloud is None else Answers(cloud), tuple(z.shape[1:]), tuple(x.shape[1:]))
+    return Subject(model, what, digest, edge, lacks, opaque=True)

@@ -1,0 +1,67 @@
+"""What a door finds: an edge, perhaps a cloud, and what cannot be known about them."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.registry import UserError
+from splitveil.split_model import SplitModel, in_mode
+
+NO_CLOUD = "there is no cloud: only the edge was given"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is audited, before images and channel come to it."""
+
+    model: SplitModel
+    what: str
+    """In words, such as "ResNet, cut after layer1"."""
+    digest: str
+    """Of its weights; of its file or its answers where there are none to be seen."""
+    owner: nn.Module
+    """Whose parts' train and eval modes are the user's, and are given back."""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What cannot be known, with why (see `Victim.lacks`)."""
+    opaque: bool = False
+    """True if nothing is known of the edge but its answers."""
+    device: torch.device = torch.device("cpu")
+
+
+def weights_sha256(module: nn.Module) -> str:
+    """Digest of all parameters and buffers with their names, also of those that are not saved."""
+    sha = hashlib.sha256()
+    for name, value in sorted([*module.named_parameters(), *module.named_buffers()]):
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where its weights are; the CPU if it has none."""
+    return next((value.device for value in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+
+
+@torch.no_grad()
+def answer(edge: nn.Module, x: Tensor, what: str) -> Tensor:
+    """What an edge makes of a few images in eval mode; refused unless it is one tensor with the batch first."""
+    with in_mode(edge, False):
+        try:
+            z = edge(x.clone())
+        except UserError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"{what} fails on images of shape {list(x.shape[1:])} ({reason}); are these its inputs?") from error
+    if not isinstance(z, Tensor):
+        raise UserError(f"{what} returns a {type(z).__name__}, must return one tensor; wrap it so that it does")
+    if z.dim() < 2 or len(z) != len(x):
+        raise UserError(
+            f"{what} returns {list(z.shape)} for {len(x)} images, must return one row for each; wrap it so that it does"
+        )
+    if not z.is_floating_point():
+        raise UserError(f"{what} returns {z.dtype}, must return floats; wrap it so that it does")
+    return z

@@ -1,0 +1,156 @@
+"""`splitveil audit`: from flags to `splitveil.audit`, and from its report to the terminal, to a folder and to an exit code.
+
+splitveil audit --model nets:resnet --weights resnet.safetensors --at layer1 --data folder --data.path faces --fail-if 'ssim>0.5'
+splitveil audit --onnx edge.onnx --data npz --data.path images.npz
+splitveil audit --pairs sent.npz
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from splitveil.auditing.audit import audit
+from splitveil.auditing.doors.exported import load_program
+from splitveil.auditing.report import AuditReport
+from splitveil.cli.arguments import parse, setting_rows
+from splitveil.cli.command_flags import COMMANDS, HELP, NAMES, command_help, take_flags
+from splitveil.compute.pick_device import pick_device
+from splitveil.config import Config, to_dict
+from splitveil.evaluation.fail_if import parse_condition
+from splitveil.evaluation.flags import flags_named
+from splitveil.evaluation.gate import refusals
+from splitveil.own_code import load_object
+from splitveil.progress import console
+from splitveil.registry import DATASETS, UserError
+from splitveil.report.terminal import print_table
+from splitveil.runs import read_tensors
+from splitveil.training.build import build_splits
+
+DOORS = ("--model", "--edge", "--onnx", "--exported", "--pairs")
+OURS = ("data", "splits", "defences", "attacks", "seed", "name", "device")
+"""Settings of a config that an audit has too; the others are those of a training."""
+BASE = {"name": "audit", "defences": [{"name": "none"}]}
+
+
+def run_audit(arguments: list[str]) -> bool:
+    """Audit what the flags say; True if it passes the conditions of --fail-if."""
+    own, rest = take_flags(COMMANDS["audit"].flags, arguments)
+    if HELP & set(rest):
+        print(help_text(rest))
+        return True
+    conditions, accepted = [parse_condition(text) for text in own["--fail-if"]], flags_named(own["--accept-flag"])
+    given = [door for door in DOORS if own[door]]
+    if len(given) != 1:
+        named = ", ".join(DOORS)
+        raise UserError(f"audit needs one of {named}{f', not {len(given)} of them' if given else ''}; --help shows examples")
+    config, named = settings_of(rest), any(flag.startswith("--attacks") for flag in flags_in(rest))
+    if named and own["--suite"]:
+        raise UserError(f"--suite {own['--suite']} is a fixed list; leave it out, or --attacks")
+    targets = whole(own["--targets"], "--targets")
+    report = audit(
+        **(from_pairs(own, rest) if own["--pairs"] else from_model(own, config, rest)), channel=channel_of(config),
+        suite=own["--suite"] or "quick", attacks=to_dict(config)["attacks"] if named else None,
+        targets=targets, seed=config.seed, name=config.name, folder=Path(own["--out"]),
+    )  # fmt: skip
+    show(report)
+    lines = refusals(report.folder, report.summary, conditions, accepted, own["--suite"])
+    print(*lines, sep="\n", end="\n" * bool(lines), file=sys.stderr)
+    return not lines
+
+
+def flags_in(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def settings_of(words: list[str]) -> Config:
+    """The settings that an audit shares with a run; those of a training are refused."""
+    if words and not words[0].startswith("-"):
+        raise UserError(f"audit: unexpected argument {words[0]!r}; `splitveil audit --help` shows its flags")
+    for flag in flags_in(words):
+        if flag.removeprefix("--").partition(".")[0] not in OURS:
+            raise UserError(f"audit has no flag {flag}: it trains no model; `splitveil audit --help` shows its flags")
+    return parse(words, base=BASE, command="audit")
+
+
+def help_text(words: list[str]) -> str:
+    config = parse([word for word in words if word not in HELP], base=BASE, command="audit")
+    names = {"methods": [flag.row for flag in NAMES if flag.name.removeprefix("--") in OURS]}
+    tables = setting_rows(config)
+    shared = [row for row in tables["run"] if row[0].partition(" ")[0].removeprefix("--") in OURS]
+    rows = {
+        title: table
+        for title, table in tables.items()
+        if title.partition(":")[0].partition(".")[0] in ("data", "splits", "defences")
+    }
+    return command_help("audit", groups=names | {"settings": shared} | rows)
+
+
+def channel_of(config: Config) -> list[dict[str, Any]]:
+    return [table for table in to_dict(config)["defences"] if table["name"] != "none"]
+
+
+def whole(word: str, flag: str) -> int | None:
+    if word and not word.isdecimal():
+        raise UserError(f"{flag} is {word!r}, must be a whole number")
+    return int(word) if word else None
+
+
+def from_pairs(own: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    if "--data" in flags_in(words):
+        raise UserError("--pairs holds the images too; leave --data out")
+    return {"pairs": own["--pairs"], "attacker": own["--attacker-pairs"] or None}
+
+
+def from_model(own: dict[str, Any], config: Config, words: list[str]) -> dict[str, Any]:
+    """The model and the images: the test split is private, the auxiliary split is the attacker's."""
+    net = opened(own)
+    if "--data" not in flags_in(words):
+        raise UserError(f"audit needs images: --data NAME, one of {', '.join(DATASETS.names())}, and --data.path")
+    if own["--model"] and isinstance(net, nn.Module):
+        net.to(pick_device(config.device))
+    splits = build_splits(config)
+    return {"net": net, "at": own["--at"] or None, "private": splits.test, "attacker": splits.auxiliary}
+
+
+def opened(own: dict[str, Any]) -> Any:
+    if own["--weights"] and not own["--model"]:
+        raise UserError("--weights are those of --model; leave them out")
+    if own["--onnx"]:
+        return Path(own["--onnx"])
+    if own["--exported"]:
+        return load_program(Path(own["--exported"]), own["--trust"])
+    if own["--edge"]:
+        return load_object(own["--edge"])
+    found = load_object(own["--model"])
+    net = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if own["--weights"]:
+        load_into(net, Path(own["--weights"]))
+    return net
+
+
+def load_into(net: Any, path: Path) -> None:
+    """Put weights into a network: a .safetensors file, or a state dict that torch.load reads without unpickling objects."""
+    if not isinstance(net, nn.Module):
+        raise UserError(f"--model gives a {type(net).__name__}, which --weights cannot be put into; must be an nn.Module")
+    if not path.is_file():
+        raise UserError(f"--weights: there is no file {path}")
+    try:
+        state: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        net.load_state_dict(state.get("state_dict", state))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--weights: {path} does not fit {type(net).__name__} ({' '.join(str(error).split())[:300]})") from None
+
+
+def show(report: AuditReport) -> None:
+    """The table, what a reader must know, and where the results are."""
+    print_table([report.summary])
+    for note in report.notes:
+        console.print(note, highlight=False, markup=False)
+    for flag, why in report.not_checked.items():
+        console.print(f"not checked: {flag}, {why}", highlight=False, markup=False)
+    print(report.html(report.folder / "report.html"))

@@ -1,0 +1,88 @@
+"""Read the arrays of an .npz without believing what its headers say.
+
+    read_npz(file, ("images", "labels"))     -> {"images": array, …}, or a UserError of one line
+
+numpy makes room for the shape that a header names, and unpacks what a zip directory announces. Here both are first held against
+each other, against what the file really has and against the budget of memory; only then is anything allocated. Nothing pickled is
+loaded, and a name that is not asked for is not read.
+"""
+
+import math
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from splitveil.read_file import check_budget, open_file, written
+from splitveil.registry import UserError, unknown
+
+REMEDY = "save with np.savez(path, images=…, labels=…), all images of one shape"
+BOMB, LARGE = 200, 2**30
+"""An array of more than LARGE bytes may not unpack to more than BOMB times what it takes in the file; photographs reach 10."""
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read_npz(file: Path, known: Collection[str], remedy: str = REMEDY) -> dict[str, np.ndarray]:
+    """All arrays of the file by name; a name outside `known` is refused."""
+    with open_file(file) as stream:
+        try:
+            return read_archive(stream, file, known)
+        except UserError:
+            raise
+        except Exception as error:  # there is nothing that a made-up file cannot raise inside zipfile, zlib and numpy
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{file} is not an .npz of plain arrays ({why}); {remedy}") from error
+
+
+def read_archive(stream: BinaryIO, file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
+    """Check every header, and then read."""
+    with zipfile.ZipFile(stream) as archive:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name not in known or name == member.filename:
+                raise unknown(f"array in {file}:", member.filename, known)
+            if name in members:
+                raise UserError(f"{file} has {name} twice; save it again with np.savez")
+            members[name] = member
+        for name, member in members.items():
+            check_member(archive, member, f"{file}: {name}")
+        unpacked = sum(member.file_size for member in members.values())
+        check_budget(unpacked, f"{file}", "save fewer or smaller images")
+        return {name: read_member(archive, member) for name, member in members.items()}
+
+
+def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> None:
+    """Refuse an array of objects, of another size than its header says, or that grows beyond measure when it is unpacked."""
+    with archive.open(member) as opened:
+        shape, dtype = header(opened)
+        begins = opened.tell()
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, as images of several shapes do")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    states, has = math.prod(shape) * dtype.itemsize, member.file_size - begins
+    if states != has:
+        values = f"{' x '.join(map(str, shape)) or 1} values of {dtype.itemsize} bytes"
+        raise UserError(f"{where} says that it has {values}, which are {written(states)}, but it has {written(has)}; {REMEDY}")
+    if member.file_size > max(LARGE, BOMB * member.compress_size):
+        times = member.file_size // max(member.compress_size, 1)
+        grown = f"unpacks to {written(member.file_size)}, {times} times what it takes in the file (bound: {BOMB} times)"
+        raise UserError(f"{where} {grown}; if it is yours, save it with np.savez instead of np.savez_compressed")
+
+
+def header(opened: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type that a .npy states."""
+    version = npy.read_magic(opened)
+    if version not in HEADERS:
+        raise ValueError(f"its arrays have version {version} of numpy's format")
+    shape, _, dtype = HEADERS[version](opened)
+    return shape, dtype
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as opened:
+        return npy.read_array(opened, allow_pickle=False)

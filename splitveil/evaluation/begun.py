@@ -1,0 +1,71 @@
+"""Which suites were begun in a folder: attacks/begun.json remembers them, so that taking attacks off a list shrinks none.
+
+    begin(attacks, "quick")       before the first attack of a suite
+    begun(attacks)                all that were begun, with the attacks that they had then
+    held_to(attacks, "")          the suite that conditions hold a folder to: the one asked for, else the largest begun
+
+A suite is kept with its attacks and their options, because another splitveil may have another suite of that name.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from splitveil.config import from_dict
+from splitveil.evaluation.attack_folder import options_of
+from splitveil.evaluation.suites import suite, suite_of, version
+from splitveil.registry import UserError
+from splitveil.runs import read_json, write_json
+
+FILE = "begun.json"
+
+
+class Suite(NamedTuple):
+    """A suite as it was when it was begun."""
+
+    name: str
+    version: str
+    attacks: tuple[Any, ...]
+
+
+def known(name: str) -> Suite:
+    """A suite as this splitveil has it."""
+    return Suite(name, version(suite(name)), suite(name))
+
+
+def begun(attacks: Path) -> list[Suite]:
+    """The suites that were begun in a folder of attacks, in this order."""
+    path = attacks / FILE
+    if not path.exists():
+        return []
+    try:
+        return [Suite(old["suite"], old["version"], from_dict({"attacks": old["attacks"]}).attacks) for old in read_json(path)]
+    except UserError as error:
+        raise UserError(f"{path}: {error}; use the splitveil that wrote it") from None
+
+
+def begin(attacks: Path, name: str) -> None:
+    """Note that a suite is begun; what was begun before stays, and the one begun last stands last."""
+    now = known(name)
+    suites = [old for old in begun(attacks) if old != now] + [now]
+    if suites != begun(attacks):
+        write_json(attacks / FILE, [
+            {"suite": each.name, "version": each.version, "attacks": [as_table(attack) for attack in each.attacks]}
+            for each in suites
+        ])  # fmt: skip
+
+
+def begin_suite_of(attacks: Path, configured: tuple[Any, ...]) -> None:
+    """The same for a list of attacks that is a suite; nothing for any other."""
+    if name := suite_of(configured):
+        begin(attacks, name)
+
+
+def as_table(attack: Any) -> dict[str, Any]:
+    return {"name": type(attack).method} | options_of(attack)
+
+
+def held_to(attacks: Path, name: str = "") -> Suite | None:
+    """The suite asked for by name, else the largest that was begun, of equally large ones the last; None where none was."""
+    if name:
+        return known(name)
+    return max(reversed(begun(attacks)), key=lambda each: len(each.attacks), default=None)

@@ -1,0 +1,65 @@
+"""The gate: whether a folder with attacks and a summary passes the conditions that were set, and if not, why.
+
+    refusals(folder, summary, conditions)     one line for each reason; empty if it passes
+    held(summary, folder)                     the summary with the suite that it is held to, and what is missing of it
+    uncounted(folder, summary)                attacks that lie in the folder and are not in the summary
+
+It fails closed. Beside a condition that holds, a number that is none and a flag that makes it worthless (fail_if.py) it names
+what is incomplete: an attack of the suite that is missing or gave no number, and an attack that came after the summary.
+`evaluate`, audits and `splitveil.testing` all ask here.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from splitveil.evaluation.begun import held_to
+from splitveil.evaluation.fail_if import Condition, broken
+from splitveil.evaluation.summary import Summary
+from splitveil.evaluation.which_attacks_count import finished, standing_of, target_of
+from splitveil.runs import read_json
+
+
+def held(summary: Summary, folder: Path, name: str = "") -> Summary:
+    """The summary held to the suite of this name, else to the largest that was begun in the folder, if any was."""
+    suite = held_to(folder / "attacks", name)
+    if suite is None:
+        return replace(summary, suite=None, suite_version=None, incomplete=())
+    target = target_of(summary.weights_sha256, summary.splits)
+    found = standing_of(folder / "attacks", suite.attacks, summary.seed, target)
+    without_number = [name for name in found.done if name not in summary.attacks or not summary.attacks[name].finite]
+    missing = (*(place.name for place in found.missing), *without_number)
+    skipped = summary.skipped | found.skipped
+    return replace(summary, suite=suite.name, suite_version=suite.version, incomplete=missing, skipped=skipped)
+
+
+def uncounted(folder: Path, summary: Summary) -> list[str]:
+    """Attacks that were finished on the same weights and images, but not when the summary was written."""
+    found = []
+    for name, place in finished(folder / "attacks", target_of(summary.weights_sha256, summary.splits)).items():
+        lies, counted = read_json(place / "attack.json"), summary.attacks.get(name)
+        # No two attacks take equally many seconds, to the last digit.
+        if counted is None or (lies["options"], lies["seconds"]) != (counted.options, counted.seconds):
+            found.append(name)
+    return found
+
+
+def incomplete(summary: Summary) -> list[str]:
+    """A line if attacks of the suite have given no number."""
+    missing = ", ".join(summary.incomplete)
+    return [f"{summary.name}: suite {summary.suite} is incomplete, without a number: {missing}"] if missing else []
+
+
+def unfinished(folder: Path, summary: Summary, suite: str = "") -> list[str]:
+    """The same, and a line if there are attacks that the summary does not count."""
+    lines, later = incomplete(held(summary, folder, suite)), uncounted(folder, summary)
+    if later:
+        lines.append(f"{summary.name}: {', '.join(later)} came after summary.json; run `splitveil evaluate {folder}`")
+    return lines
+
+
+def refusals(
+    folder: Path, summary: Summary, conditions: Sequence[Condition], accepted: Collection[str] = (), suite: str = ""
+) -> list[str]:
+    """Why a folder does not pass, a line each; `accepted` names flags that are not to count, `suite` what must be complete."""
+    return [*unfinished(folder, summary, suite), *broken(summary, conditions, accepted)] if conditions else []

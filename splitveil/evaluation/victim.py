@@ -1,0 +1,85 @@
+"""What is under attack, wherever it comes from: a trained run, or whatever `splitveil.audit` was given.
+
+    Victim      edge, channel and cloud, whose images are whose, and what nobody can know about it
+    Kept        where results are kept: a run folder or the folder of an audit
+
+Attacks and evaluation look at these two only, so a run and an audit are measured by the same code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.channel import Channel
+from splitveil.data import ImageSet
+from splitveil.data.loader import DeviceImages
+from splitveil.registry import UserError
+from splitveil.split_model import SplitModel
+
+LOG, FOLDER, DEFENCES, ACCURACY = "log", "folder", "defences", "accuracy"
+"""What may be lacking beside the fields of a ThreatModel: the training's log, a run folder that the device loads, the defences as
+objects, labels and scores."""
+
+
+class NoCloud(nn.Module):
+    """Stands where a cloud would, if only the edge is known."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        raise UserError("there is no cloud here: only what the edge sends is known")
+
+
+@dataclass(frozen=True)
+class Victim:
+    """What is under attack."""
+
+    model: SplitModel
+    channel: Channel
+    test: ImageSet
+    """The private images, which attacks rebuild."""
+    auxiliary: ImageSet
+    """The attacker's own images, of the same distribution."""
+    task: ImageSet | None
+    """The images that the model was trained with, where they are known."""
+    seed: int
+    device: torch.device
+    digest: str
+    """Of all that decides an attack's outcome beside its own options; attacks on another digest do not count."""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What cannot be known or measured here, with why: fields of ThreatModel, and those named above. Empty for a run."""
+    opaque: bool = False
+    """True if nothing is known of the edge but its answers: neither parameters nor operations can be counted."""
+    classified: ImageSet | None = None
+    """The private images that accuracy is measured on, where they are more than those that are rebuilt."""
+
+    @cached_property
+    def test_images(self) -> DeviceImages:
+        return DeviceImages(self.test, self.device)
+
+    @cached_property
+    def auxiliary_images(self) -> DeviceImages:
+        return DeviceImages(self.auxiliary, self.device)
+
+
+class Settings(Protocol):
+    """What results need to know of a config."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def attacks(self) -> tuple[Any, ...]: ...
+
+
+class Kept(Protocol):
+    """A folder with attacks/NAME-SEED/ and summary.json."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def config(self) -> Settings: ...

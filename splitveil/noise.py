@@ -1,0 +1,180 @@
+"""Noise for what is sent: from a generator in experiments, and without one secret, so that nobody can draw it again.
+
+    normal(z, generator)        N(0, 1) in the shape, type and place of z
+    uniform(z, generator)       U[0, 1), always in float32
+    words(shape, …)             whole numbers of 63 random bits
+    below(k, count, …)          whole numbers in 0 … k - 1
+
+With a generator they are what torch draws with it, bit for bit: training, attacks and evaluation are repeated by their seeds. But
+a seed is guessed: torch's generators on a CPU use 32 bits of it, and torch's own one is seeded from the config when a run is
+loaded. So without a generator, nothing of torch's is used. Each draw takes 256 fresh bits from the operating system's generator
+as the key of a ChaCha20 stream (RFC 8439; package `cryptography`) and forgets them; without that package the operating system
+gives all the bytes itself, which is slower. No state outlives a draw, so that threads, forked processes and restarts share
+nothing; the one exception is the stock that AHEAD keeps in service, which a forked child throws away.
+
+N(0, 1) is made by Box-Muller in the place of z, from 31 bits for each number in float32 (63 in float64): the largest is
+sqrt(2 log 2^32) = 6.66 (9.42), beyond which lie 3e-11 (5e-21) of a true normal's draws. torch.randn ends at 5.77.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from math import log, pi, prod, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from splitveil.registry import UserError
+
+BLOCK = 1 << 18
+"""Normal numbers that are made ahead at once: 1 MiB."""
+DEPTH = 4
+"""Blocks that are kept ready."""
+TAILS = {torch.float32: sqrt(2 * log(2**32)), torch.float64: sqrt(2 * log(2**64))}
+"""The largest secret normal number."""
+MASKS = {torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
+
+
+def secret(count: int, dtype: torch.dtype) -> Tensor:
+    """`count` whole numbers of uniform secret bits, on the CPU. The key is used once and kept nowhere."""
+    found = torch.empty(count, dtype=dtype)
+    into = found.numpy().view(np.uint8)
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    except ImportError:
+        into[:] = np.frombuffer(os.urandom(len(into)), np.uint8)
+        return found
+    stream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+    stream.update_into(bytes(len(into)), into.data)
+    return found
+
+
+def box_muller(word: Tensor, dtype: torch.dtype) -> Tensor:
+    """Normal numbers from as many words of 31 (int32) or 63 (int64) random bits, an even number."""
+    scale = 1 / (MASKS[word.dtype] + 1)
+    u, turn = ((half.to(dtype) + 0.5) * scale for half in (word & MASKS[word.dtype]).chunk(2))  # in (0, 1]
+    radius, angle = u.log_().mul_(-2).sqrt_(), turn.mul_(2 * pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin_()])
+
+
+def fresh_normal(count: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`count` secret normal numbers, made at once."""
+    word = secret(count + count % 2, torch.int64 if dtype == torch.float64 else torch.int32)
+    return box_muller(word.to(device), dtype)[:count]
+
+
+class Ahead:
+    """A stock of secret normal numbers in float32 that a thread makes before they are asked for. Each is handed out once."""
+
+    def __init__(self) -> None:
+        self._forget()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Empties the stock. A forked child has a copy of its parent's, and none of its threads."""
+        self._changed, self._blocks, self._thread = threading.Condition(), deque[Tensor](), None
+
+    def start(self) -> None:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._fill, name="splitveil noise", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._blocks.clear()
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def wait(self, seconds: float = 60) -> bool:
+        """True once a block is ready."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._blocks), seconds)
+
+    def _fill(self) -> None:
+        own = threading.current_thread()
+        while True:
+            block = fresh_normal(BLOCK, torch.device("cpu"))
+            with self._changed:
+                self._changed.wait_for(lambda: self._thread is not own or len(self._blocks) < DEPTH)
+                if self._thread is not own:
+                    return
+                self._blocks.append(block)
+                self._changed.notify_all()
+
+    def take(self, count: int) -> Tensor | None:
+        """Numbers from the stock; None if it does not have as many in one block."""
+        with self._changed:
+            while self._blocks and len(self._blocks[0]) < count <= BLOCK:
+                self._blocks.popleft()  # what is left of it is too little
+            if not self._blocks or count > BLOCK:
+                self._changed.notify_all()
+                return None
+            taken, self._blocks[0] = self._blocks[0].split([count, len(self._blocks[0]) - count])
+            self._changed.notify_all()
+            return taken
+
+
+AHEAD = Ahead()
+
+
+def normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is not None:
+        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+    _refuse_recording()
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    ready = AHEAD.take(like.numel()) if dtype == torch.float32 else None
+    if ready is None:
+        ready = fresh_normal(like.numel(), like.device, dtype)
+    return ready.to(like.device, like.dtype).view(like.shape)
+
+
+def uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """In float32 for every type of z: in bfloat16 a uniform number has 8 bits."""
+    if generator is not None:
+        return torch.rand(like.shape, generator=generator, device=like.device)
+    _refuse_recording()
+    bits = secret(like.numel(), torch.int32).to(like.device) & (2**24 - 1)
+    return (bits.float() * 2**-24).view(like.shape)
+
+
+def words(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> Tensor:
+    if generator is not None:
+        return torch.empty(shape, dtype=torch.int64, device=device).random_(generator=generator)
+    _refuse_recording()
+    return (secret(prod(shape), torch.int64).to(device) & MASKS[torch.int64]).view(tuple(shape))
+
+
+def below(k: int, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    if generator is not None:
+        return torch.randint(k, (count,), generator=generator, device=device)
+    return words((count,), device, None) % k  # one of them is more likely than another by less than k / 2^63
+
+
+def _refuse_recording() -> None:
+    """Secret noise comes from the host: a recorded program would hold it as a constant."""
+    recorded = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    if recorded or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        raise UserError(
+            "noise that is drawn while a program is exported or captured would be the same at every call; export edge and cloud, "
+            "and send between them"
+        )
+
+
+class OnlySecret(TorchDispatchMode):
+    """Within it, a draw from torch's own generator is refused: loading a run has seeded it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UserError(
+                f"a defence draws by {func.overloadpacket.__name__} of torch in service, from a seed that can be guessed; "
+                "draw by splitveil.noise with the generator that send is given"
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,130 @@
+"""`splitveil audit` from the command line, in this process and with the user's own file beside it."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from small_net import Normalised, attacker, private, trained_net
+
+import splitveil
+from splitveil.__main__ import main
+from splitveil.evaluation.summary import read_summary
+
+NETS = """
+from small_net import Normalised, trained_net
+
+def fresh():
+    return Normalised()
+
+trained = trained_net
+
+def edge(x):
+    return x[:, :, ::2, ::2]
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a user's own nets.py, images, weights and pairs, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    (tmp_path / "nets.py").write_text(NETS)
+    (test, test_labels), (images, labels) = private(), attacker()
+    np.savez("images.npz", images=images, labels=labels, test_images=test, test_labels=test_labels)
+    np.savez("sent.npz", sent=test[:, :, ::2, ::2], images=test, labels=test_labels)
+    safetensors.torch.save_file(trained_net().state_dict(), "net.safetensors")
+    torch.save(trained_net().state_dict(), "net.pt")
+    return tmp_path
+
+
+DATA = ["--data", "npz", "--data.path", "images.npz", "--attacks", "mean_image,ridge"]
+
+
+def exit_code(*words: str) -> int:
+    try:
+        main(["audit", *words])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("weights", ["net.safetensors", "net.pt"])
+def test_a_model_with_its_weights_is_audited_and_a_condition_decides_the_exit_code(here: Path, weights: str) -> None:
+    words = [
+        "--model",
+        "nets:fresh",
+        "--weights",
+        weights,
+        "--at",
+        "stem",
+        *DATA,
+        "--defences",
+        "gaussian",
+        "--defences.0.sigma=0.1",
+    ]
+    assert exit_code(*words, "--fail-if", "mse<0.0", "--fail-if", "accuracy<0.5") == 0
+    summary = read_summary(here / "audit")
+    assert set(summary.attacks) == {"mean_image", "ridge"} and summary.defences == ("gaussian",) and summary.sigma == 0.1
+    assert (here / "audit" / "report.html").exists()
+    assert exit_code(*words, "--fail-if", "mse>0") == 3
+
+
+def test_it_is_the_call_from_python(here: Path) -> None:
+    assert exit_code("--model", "nets:trained", "--at", "stem", *DATA, "--out", "mine", "--splits.task", "0.2") == 0
+    own, summary = attacker(), read_summary(here / "mine")
+    assert summary.splits["test"].images == 120 and summary.splits["auxiliary"].images == 0.45 * len(own[0])
+    called = splitveil.audit(trained_net(), "stem", private=private(), attacker=own, attacks=["mean_image"])
+    assert summary.accuracy == called.accuracy
+
+
+def test_an_edge_and_pairs_are_audited(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--edge", "nets:edge", *DATA, "--out", "a") == 0
+    assert exit_code("--pairs", "sent.npz", "--attacks", "ridge", "--out", "b") == 0
+    assert read_summary(here / "b").z_shape == (1, 4, 4)
+    told = capsys.readouterr()
+    assert "not checked: whitebox-weaker, only pairs are known, not the edge's weights" in " ".join(told.err.split())
+    main(["report", "a", "b", "--out", "both.html"])
+    assert (here / "both.html").exists()
+
+
+WRONG = {
+    "": "audit needs one of --model, --edge, --onnx, --exported, --pairs",
+    "--onnx a --pairs b": "not 2 of them",
+    "--model nets": "--model is 'nets', must be a module and a name in it, such as nets:resnet",
+    "--model nets:fersh --data npz": "unknown name in nets 'fersh'; did you mean 'fresh'?",
+    "--model stone:fresh --data npz": "there is no module 'stone'",
+    "--model nets:fresh": "audit needs images: --data NAME",
+    "--model nets:fresh --data npz --train.lr 1": "audit has no flag --train.lr: it trains no model",
+    "--model nets:fresh --data npz --suite quick --attacks ridge": "--suite quick is a fixed list",
+    "--model nets:fresh --data npz --fail-if sim>1": "--fail-if is 'sim>1'",
+    "--model nets:fresh --data npz --targets few": "--targets is 'few', must be a whole number",
+    "--model nets:fresh --weights no.pt --data npz": "--weights: there is no file no.pt",
+    "--model nets:fresh --weights images.npz --data npz": "--weights: images.npz does not fit Normalised",
+    "--exported edge.pt2 --data npz": "loading one unpickles, which can run any code",
+    "--pairs sent.npz --data npz": "--pairs holds the images too; leave --data out",
+    "nets.py": "audit needs one of",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG.items(), ids=range(len(WRONG)))
+def test_a_mistake_is_one_line_and_exit_code_2(here: Path, words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*words.split()) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+
+
+def test_weights_that_are_a_pickle_of_objects_are_not_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(Normalised(), "whole.pt")
+    assert exit_code("--model", "nets:fresh", "--weights", "whole.pt", *DATA) == 2
+    assert "whole.pt does not fit Normalised" in capsys.readouterr().err
+
+
+def test_help_shows_the_flags_of_an_audit_and_none_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--data", "folder", "--help") == 0
+    told = capsys.readouterr().out
+    assert "--onnx" in told and "--data.size" in told and "--seed" in told and "--fail-if" in told
+    assert "--train.lr" not in told and "--cem" not in told

@@ -1,0 +1,131 @@
+"""A gate that held still holds: no command, edit or deletion makes a condition pass that a finished attack had failed."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gated import exit_code, small_suites, stopped_at, train_tiny
+from safetensors.torch import load, save
+
+from splitveil.evaluation.summary import read_summary
+from splitveil.registry import UserError
+from splitveil.runs import Run, read_json, write_json
+from splitveil.testing import assert_leakage
+
+
+@pytest.fixture(scope="module")
+def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(pictures, tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def tiny_suites() -> Iterator[None]:
+    with small_suites():
+        yield
+
+
+def between(folder: Path) -> str:
+    """A condition that the stronger of the two attacks breaks and the weaker one does not."""
+    attacks = read_summary(folder).attacks
+    strong, weak = attacks["ridge"].mse, attacks["mean_image"].mse
+    assert strong < weak
+    return f"mse<{(strong + weak) / 2}"
+
+
+def test_naming_a_weaker_attack_does_not_make_a_condition_pass(run: Path) -> None:
+    assert exit_code("attack", run) == exit_code("evaluate", run) == 0
+    condition = between(run)
+    assert exit_code("evaluate", run, "--fail-if", condition) == 3
+    assert exit_code("attack", run, "--attacks", "mean_image") == 0
+    assert (run / "attacks" / "ridge-0" / "attack.json").exists()
+    assert exit_code("evaluate", run, "--fail-if", condition) == 3
+
+
+def test_taking_an_attack_out_of_the_config_does_not_make_a_condition_pass(run: Path) -> None:
+    assert exit_code("attack", run) == exit_code("evaluate", run) == 0
+    condition, config = between(run), Run.open(run).config
+    Run.create(run, replace(config, attacks=config.attacks[:1]))
+    assert exit_code("attack", run) == 0
+    assert exit_code("evaluate", run, "--fail-if", condition) == 3
+
+
+def test_a_weaker_attack_of_the_same_name_does_not_take_the_place_of_the_finished_one(run: Path) -> None:
+    assert exit_code("attack", run) == exit_code("evaluate", run) == 0
+    condition, config = between(run), Run.open(run).config
+    Run.create(run, replace(config, attacks=(replace(config.attacks[0], label="ridge"),)))
+    assert exit_code("attack", run) == 0
+    assert exit_code("evaluate", run, "--fail-if", condition) == 3
+    attacks = read_summary(run).attacks
+    assert {name: attack.method for name, attack in attacks.items()} == {
+        "ridge-2": "mean_image", "mean_image": "mean_image", "ridge": "ridge",
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("tiny_suites")
+def test_a_suite_that_was_begun_must_be_finished_whatever_is_asked_for_later(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harmless = ("--fail-if", "mse<0")
+    with stopped_at("ridge"):
+        assert exit_code("attack", run, "--suite", "standard") == 130
+    assert exit_code("attack", run, "--attacks", "class_mean", "--only") == 0
+    assert exit_code("evaluate", run) == 0
+    capsys.readouterr()
+    assert exit_code("evaluate", run, *harmless) == 3
+    assert "tiny: suite standard is incomplete, without a number: ridge, mask" in capsys.readouterr().err
+    assert exit_code("evaluate", run, "--suite", "quick", *harmless) == 0  # asked for by name, and finished
+    assert exit_code("evaluate", run, "--suite", "plus", *harmless) == 3
+    assert exit_code("attack", run, "--suite", "quick") == 0
+    assert exit_code("evaluate", run, *harmless) == 3  # quick is smaller
+    assert exit_code("attack", run, "--suite", "standard") == 0
+    assert exit_code("evaluate", run, *harmless) == 0
+    summary = read_summary(run)
+    assert (summary.suite, summary.incomplete, list(summary.skipped)) == ("standard", (), ["mask"])
+
+
+@pytest.mark.usefixtures("tiny_suites")
+def test_a_skipped_attack_is_complete_only_for_the_weights_it_was_skipped_for(run: Path) -> None:
+    assert exit_code("attack", run, "--suite", "standard") == 0
+    assert exit_code("evaluate", run, "--fail-if", "mse<0") == 0
+    path = run / "attacks" / "mask-0" / "skipped.json"
+    write_json(path, read_json(path) | {"weights_sha256": "those of another model"})
+    assert exit_code("evaluate", run, "--fail-if", "mse<0") == 3
+    assert read_summary(run).incomplete == ("mask",)
+
+
+def test_conditions_on_weights_that_are_no_numbers_fail(run: Path) -> None:
+    file = run / "weights" / "last.safetensors"
+    weights = load(file.read_bytes())
+    last = max(name for name, values in weights.items() if values.is_floating_point() and "cloud" in name)
+    weights[last] = torch.full_like(weights[last], float("nan"))
+    file.write_bytes(save(weights))
+    assert exit_code("attack", run) == 0
+    for condition in ("mse<0", "accuracy<0"):
+        assert exit_code("evaluate", run, "--fail-if", condition) == 3
+
+
+def test_an_unfinished_list_fails_a_condition_and_is_a_mistake_without_one(run: Path) -> None:
+    assert exit_code("evaluate", run) == 2
+    assert exit_code("evaluate", run, "--fail-if", "mse<0") == 3
+
+
+def test_assertions_refuse_a_summary_that_later_attacks_are_not_in(run: Path) -> None:
+    exit_code("attack", run, "--attacks", "mean_image", "--only")
+    assert exit_code("evaluate", run) == 0
+    assert_leakage(run, mse_above=0)
+    exit_code("attack", run, "--attacks", "ridge")
+    with pytest.raises(UserError, match=r"was attacked after it was measured \(ridge\); evaluate it again"):
+        assert_leakage(run, mse_above=0)
+    exit_code("evaluate", run)
+    assert_leakage(run, mse_above=0)
+    (run / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"has no summary.json"):
+        assert_leakage(run, mse_above=0)

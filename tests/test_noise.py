@@ -1,0 +1,177 @@
+"""Noise without a generator is secret: no seed, no process and no fork can draw it again."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from splitveil import defences, noise
+from splitveil.channel import Channel
+from splitveil.split_model import SplitModel
+
+ROOT = Path(__file__).parent.parent
+DRAWING = ["gaussian", "dropout", "vib", "shredder", "quantise", "keyed_noise", "local_dp"]
+SENDS = """
+import torch
+from splitveil import defences
+from splitveil.channel import Channel
+torch.manual_seed(0)  # as loading a run does
+channel = Channel([defences.build("gaussian", sigma=1.0)])
+print(channel.send(torch.zeros(1, 64), torch.zeros(1)).numpy().tobytes().hex())
+print(channel.serve().send(torch.zeros(1, 64), torch.zeros(1)).numpy().tobytes().hex())
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_ahead() -> Iterator[None]:
+    yield
+    noise.AHEAD.stop()
+
+
+def draws(count: int = 200_000, dtype: torch.dtype = torch.float32) -> Tensor:
+    return noise.normal(torch.empty(count, dtype=dtype), None)
+
+
+@pytest.mark.slow
+def test_processes_that_loaded_the_same_run_do_not_send_the_same_noise() -> None:
+    running = [subprocess.Popen([sys.executable, "-c", SENDS], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    sent = "".join(process.communicate()[0] for process in running).split()
+    assert all(process.returncode == 0 for process in running)
+    assert len(set(sent)) == 4
+
+
+def in_child() -> bytes:
+    """What a forked child draws first."""
+    end, other = multiprocessing.Pipe()
+    if (child := os.fork()) == 0:
+        other.send_bytes(draws(64).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return end.recv_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+def test_forked_children_and_their_parent_all_draw_different_noise(ahead: bool) -> None:
+    if ahead:
+        noise.AHEAD.start()
+        assert noise.AHEAD.wait()
+    children = [in_child() for _ in range(3)]
+    parent = draws(64).numpy().tobytes()
+    assert len({parent, *children}) == 4
+
+
+def test_two_hosts_worth_of_draws_has_no_number_in_common_beyond_chance() -> None:
+    """Float64 has 2^52 values to each power of two: a repeat among 2 x 200,000 is a repeated stream and no accident."""
+    first, second = (draws(200_000, torch.float64) for _ in range(2))
+    assert len(torch.cat([first, second]).unique()) == 400_000
+
+
+def test_threads_share_no_noise() -> None:
+    noise.AHEAD.start()
+    found: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: found.extend(draws(1000, torch.float32) for _ in range(50))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    starts = torch.stack(found)[:, :4]
+    assert len(starts.unique(dim=0)) == 200
+
+
+def test_what_was_made_ahead_is_handed_out_once_and_is_what_is_sent() -> None:
+    noise.AHEAD.start()
+    assert noise.AHEAD.wait()
+    first, second = draws(1000), draws(1000)
+    assert not torch.equal(first, second)
+    many = draws(3 * noise.BLOCK)  # more than a block: made at once
+    assert len(many) == 3 * noise.BLOCK
+    assert stats.kstest(many[:100_000].numpy(), "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (2, 3, 4, 4)], ids=str)
+def test_secret_noise_has_the_shape_type_and_place_of_its_model(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    like = torch.empty(shape, dtype=dtype)
+    drawn = noise.normal(like, None)
+    assert (drawn.shape, drawn.dtype, drawn.device) == (like.shape, dtype, like.device)
+    assert torch.isfinite(drawn).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_secret_noise_is_normal_and_its_entries_are_not_related(dtype: torch.dtype) -> None:
+    """Rejected by chance once in a million runs."""
+    drawn = draws(400_000, dtype)
+    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-6
+    assert stats.kstest((drawn[:200_000].square() + drawn[200_000:].square()).numpy(), stats.chi2(2).cdf).pvalue > 1e-6
+    for gap in (1, 2, 200_000):  # the halves come of the same pairs of uniform numbers
+        related = torch.corrcoef(torch.stack([drawn[:-gap], drawn[gap:]]))[0, 1]
+        assert abs(related) * (len(drawn) - gap) ** 0.5 < 5.5
+
+
+def test_the_tails_reach_as_far_as_the_module_says() -> None:
+    for dtype, bits in ((torch.float32, 31), (torch.float64, 63)):
+        word = torch.zeros(2, dtype=torch.int32 if bits == 31 else torch.int64)  # the smallest uniform number
+        assert noise.box_muller(word, dtype).max().item() == pytest.approx(noise.TAILS[dtype], rel=1e-6)
+        assert torch.isfinite(noise.box_muller(word + (2**bits - 1), dtype)).all()  # the largest
+
+
+def test_uniform_numbers_words_and_choices_are_spread_evenly() -> None:
+    u = noise.uniform(torch.empty(400_000), None)
+    assert u.min() >= 0 and u.max() < 1
+    assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-6
+    chosen = noise.below(20, 400_000, torch.device("cpu"), None)
+    assert stats.chisquare(torch.bincount(chosen, minlength=20).numpy()).pvalue > 1e-6
+    words = noise.words((100_000,), torch.device("cpu"), None)
+    assert words.min() >= 0
+    ones = torch.stack([(words >> bit) & 1 for bit in range(63)]).double().mean(1)
+    assert (ones - 0.5).abs().max() < 5.5 * 0.5 / 100_000**0.5
+
+
+def test_without_the_cipher_the_system_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    assert stats.kstest(draws(100_000).numpy(), "norm").pvalue > 1e-6
+
+
+def test_a_generator_draws_what_torch_draws_with_it() -> None:
+    """Attacks, evaluation and training stay bit for bit what they were."""
+    like = torch.empty(3, 100)
+
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(5)
+
+    assert torch.equal(noise.normal(like, seeded()), torch.randn(3, 100, generator=seeded()))
+    assert torch.equal(noise.uniform(like, seeded()), torch.rand(3, 100, generator=seeded()))
+    assert torch.equal(noise.below(7, 50, like.device, seeded()), torch.randint(7, (50,), generator=seeded()))
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_no_defence_touches_torchs_own_generator_and_none_can_be_drawn_again(name: str) -> None:
+    defence = defences.build(name)
+    Channel([defence]).rebuild(SplitModel(torch.nn.Identity(), torch.nn.Identity(), (4, 8, 8), (4, 8, 8)))
+    z, x = torch.rand(2, 4, 8, 8), torch.rand(2, 3, 8, 8)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = defence.send(z, x, None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert name in ("keyed_noise", "shredder") or not torch.equal(first, defence.send(z, x, None))
+
+
+@pytest.mark.parametrize("trace", ["jit", "export"])
+@pytest.mark.filterwarnings("ignore")
+def test_noise_is_not_baked_into_an_exported_program(trace: str) -> None:
+    class Sends(torch.nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return z + noise.normal(z, None)
+
+    with pytest.raises(Exception, match="the same at every call"):
+        torch.jit.trace(Sends(), torch.zeros(3)) if trace == "jit" else torch.export.export(Sends(), (torch.zeros(3),))
