@@ -36,6 +36,8 @@ DEPTH = 4
 """Blocks that are kept ready."""
 TAILS = {torch.float32: sqrt(2 * log(2**32)), torch.float64: sqrt(2 * log(2**64))}
 """The largest secret normal number."""
+ZEROS = memoryview(bytes(1 << 20))
+"""What is enciphered: the stream itself comes out. Kept, because new pages of memory cost more time than the cipher."""
 MASKS = {torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
 
 
@@ -49,7 +51,9 @@ def secret(count: int, dtype: torch.dtype) -> Tensor:
         into[:] = np.frombuffer(os.urandom(len(into)), np.uint8)
         return found
     stream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
-    stream.update_into(bytes(len(into)), into.data)
+    for start in range(0, len(into), len(ZEROS)):
+        part = into[start : start + len(ZEROS)]
+        stream.update_into(ZEROS[: len(part)], part.data)
     return found
 
 
@@ -71,23 +75,25 @@ class Ahead:
     """A stock of secret normal numbers in float32 that a thread makes before they are asked for. Each is handed out once."""
 
     def __init__(self) -> None:
+        self._wanted = False
         self._forget()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Empties the stock. A forked child has a copy of its parent's, and none of its threads."""
+        """Empties the stock: a forked child has a copy of its parent's, and none of its threads. `take` starts a new one."""
         self._changed, self._blocks, self._thread = threading.Condition(), deque[Tensor](), None
 
     def start(self) -> None:
         with self._changed:
+            self._wanted = True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._fill, name="splitveil noise", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
         with self._changed:
-            thread, self._thread = self._thread, None
+            thread, self._thread, self._wanted = self._thread, None, False
             self._blocks.clear()
             self._changed.notify_all()
         if thread is not None:
@@ -111,6 +117,8 @@ class Ahead:
 
     def take(self, count: int) -> Tensor | None:
         """Numbers from the stock; None if it does not have as many in one block."""
+        if self._wanted and self._thread is None:
+            self.start()
         with self._changed:
             while self._blocks and len(self._blocks[0]) < count <= BLOCK:
                 self._blocks.popleft()  # what is left of it is too little

@@ -53,9 +53,10 @@ def in_child() -> bytes:
     end, other = multiprocessing.Pipe()
     if (child := os.fork()) == 0:
         other.send_bytes(draws(64).numpy().tobytes())
-        os._exit(0)
-    os.waitpid(child, 0)
-    return end.recv_bytes()
+        os._exit(0 if not noise.AHEAD._wanted or noise.AHEAD.wait() else 1)  # its own thread makes noise for it
+    first, (_, status) = end.recv_bytes(), os.waitpid(child, 0)
+    assert status == 0
+    return first
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -135,6 +136,37 @@ def test_uniform_numbers_words_and_choices_are_spread_evenly() -> None:
     assert words.min() >= 0
     ones = torch.stack([(words >> bit) & 1 for bit in range(63)]).double().mean(1)
     assert (ones - 0.5).abs().max() < 5.5 * 0.5 / 100_000**0.5
+
+
+def test_every_draw_asks_the_system_for_a_key_of_256_bits_and_all_of_its_noise_comes_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, keys = [], [bytes(32), bytes(32), bytes(31) + b"\1"]
+
+    def urandom(count: int) -> bytes:
+        asked.append(count)
+        return keys[len(asked) - 1]
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    one, same, other = (draws(1000) for _ in keys)
+    assert asked == [32, 32, 32]
+    assert torch.equal(one, same)
+    assert torch.corrcoef(torch.stack([one, other]))[0, 1].abs() < 0.2  # one bit of the key makes it another
+
+
+def test_the_stream_is_that_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RFC 8439, appendix A.1, test vector 1; and it goes on where a part of the work ends."""
+    monkeypatch.setattr(os, "urandom", bytes)
+    long = noise.secret(2 * len(noise.ZEROS), torch.int32).numpy().tobytes()
+    assert long[:16].hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+    assert len({long[i : i + 64] for i in range(0, len(long), len(noise.ZEROS))}) == 8
+
+
+def test_on_another_device_it_is_made_there() -> None:
+    """`meta` stands for a GPU."""
+    like = torch.empty(3, 5, device="meta")
+    for drawn in (noise.normal(like, None), noise.uniform(like, None), noise.words((3, 5), like.device, None)):
+        assert (drawn.device, drawn.shape) == (like.device, like.shape)
 
 
 def test_without_the_cipher_the_system_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ from splitveil.attacks.shared.inverse_network import (
 )
 from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
-from splitveil.data.loader import Feed
+from splitveil.data.loader import Feed, batch_size
 from splitveil.defences import AttackHints
 from splitveil.metrics.image import ssim
 from splitveil.options import option
@@ -117,7 +117,8 @@ def find_prototypes(access: Access, per_class: int, kept: bool) -> tuple[Tensor,
     images, query = access.auxiliary, access.query
     every = ceil(len(images) * prod(access.z_shape) / GATHERED)
     x, labels = images.images[::every], images.labels[::every]
-    z = torch.cat([pool(query(part.float() / 255), kept).flatten(1) for part in x.split(CHUNK)])  # [n, d]
+    size = batch_size(max(prod(access.x_shape), prod(access.z_shape)), CHUNK)
+    z = torch.cat([pool(query(part.float() / 255), kept).flatten(1) for part in x.split(size)])  # [n, d]
     found = kmeans(z, labels, images.classes, per_class)
     centres = found.centre[found.weight > 0]  # [k, d]
     own = F.one_hot(nearest_row(z, centres), len(centres)).float()  # [n, k]

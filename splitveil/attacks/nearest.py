@@ -22,6 +22,7 @@ from torch import Tensor
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shared.inverse_network import CHUNK, loses_entries, nearest_row, pool
 from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.data.loader import batch_size
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 
@@ -50,7 +51,7 @@ class Nearest(Attack[Config]):
         query, every = access.query, ceil(len(access.auxiliary) * prod(access.z_shape) / LARGEST)
         self.images_ = access.auxiliary.images[::every]  # [n, c, h, w] uint8
         self.kept_ = loses_entries(access.hints)
-        parts = self.images_.split(CHUNK)
+        parts = self.images_.split(batch_size(max(prod(access.x_shape), prod(access.z_shape)), CHUNK))
         own = []
         for done, part in enumerate(parts, 1):
             sent = [query(part.float() / 255) for _ in range(self.config.passes)]  # of [b, r, *z_shape]

@@ -16,6 +16,7 @@ from torch import Tensor
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shared.fitting import which_out
 from splitveil.attacks.threat import Access, Observation
+from splitveil.data.loader import batch_size
 from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
 
@@ -85,9 +86,10 @@ class Ridge(Attack[Config]):
         if d > LARGEST:
             raise UserError(f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck or drop ridge")
         kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
-        outs = which_out(len(images) // 10, len(images), images.device).split(BATCH)
+        size = batch_size(max(d, p), BATCH)
+        outs = which_out(len(images) // 10, len(images), images.device).split(size)
         for sent in range(self.config.passes):
-            for (x, _), out in zip(images.in_order(BATCH), outs):
+            for (x, _), out in zip(images.in_order(size), outs):
                 z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1).double()
                 kept, held_out = kept.plus(z[~out], x[~out]), held_out.plus(z[out], x[out])
             self.on_progress(sent + 1, self.config.passes + 1)

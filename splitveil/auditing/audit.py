@@ -42,8 +42,8 @@ from splitveil.rng import seed_of
 from splitveil.runs import environment
 from splitveil.split_model import SplitModel, in_mode
 
-TARGET_NUMBERS = 2**26
-"""Numbers in the images that are rebuilt, or in their z, at most (256 MB); of more images a sample is rebuilt, unless `targets`
+TARGET_NUMBERS = 2**25
+"""Numbers in the images that are rebuilt, or in their z, at most (128 MB); of more images a sample is rebuilt, unless `targets`
 says how many."""
 
 

@@ -46,7 +46,9 @@ class ImageSet:
 
     def digest(self) -> str:
         """sha256 over pixels and labels, in this order."""
-        sha = hashlib.sha256(np.ascontiguousarray(self.images).tobytes())
+        sha = hashlib.sha256()
+        for start in range(0, len(self), 1000):  # in parts, because there may be more images than memory
+            sha.update(np.ascontiguousarray(self.images[start : start + 1000]).data)
         sha.update(np.ascontiguousarray(self.labels).tobytes())
         return sha.hexdigest()
 

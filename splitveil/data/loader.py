@@ -9,6 +9,14 @@ from splitveil.data import ImageSet
 from splitveil.data.augment import AugmentConfig, augment
 from splitveil.rng import stream
 
+LARGE, AT_ONCE = 2**16, 2**22
+"""An image of more than so many numbers is large, and of large ones no more are worked on at once than have so many (16 MB)."""
+
+
+def batch_size(numbers: int, most: int = 500) -> int:
+    """How many things of so many numbers are worked on at once."""
+    return most if numbers <= LARGE else max(1, min(most, AT_ONCE // numbers))
+
 
 class DeviceImages:
     """An ImageSet on the device. It is stored as uint8 and handed out as floats in [0, 1]."""
@@ -30,7 +38,8 @@ class DeviceImages:
         return self.images[index].float() / 255
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images once, in their stored order, in batches of at most `size`."""
+        """All images once, in their stored order, in batches of at most `size`; large images come in smaller ones."""
+        size = batch_size(self.images[0].numel(), size)
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield self.take(part), self.labels[part]
@@ -47,6 +56,26 @@ class DeviceImages:
     def steps(self, size: int) -> int:
         """The number of batches in an epoch. A last batch that is not full is left out, unless it is the only one."""
         return max(1, len(self) // size)
+
+
+class Rows(DeviceImages):
+    """Some of the images, without a copy of them."""
+
+    def __init__(self, whole: DeviceImages, index: Tensor) -> None:
+        self.whole, self.index = whole, index  # [n]
+        self.labels, self.classes = whole.labels[index], whole.classes
+
+    @property
+    def images(self) -> Tensor:
+        """All of them at once, which copies."""
+        return self.whole.images[self.index]
+
+    @property
+    def device(self) -> torch.device:
+        return self.whole.device
+
+    def take(self, index: Tensor | slice) -> Tensor:
+        return self.whole.take(self.index[index])
 
 
 class Feed:

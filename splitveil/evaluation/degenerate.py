@@ -1,19 +1,26 @@
-"""Corner cases of the test images and of z in which numbers are right and still say little. They raise the flag `degenerate`.
+"""Corner cases of the test images, of z and of the model. Numbers are right there and still say little.
 
-degenerate(images, labels, z, seen)     ["there is one test image: no mean has an interval"], or [] for ordinary ones
+    degenerate(images, labels, z, seen, loss)     ["there is one test image: no mean has an interval"], or [] for ordinary ones
 
-symbol     meaning                                        shape
-images     test images, uint8                             [n, c, h, w]
-labels     their classes, None where nobody knows them    [n]
-z          what the edge made of them                     [n, d]
-seen       True for a class that has a task image         [classes]
+    symbol     meaning                                        shape
+    images     test images, uint8                             [n, c, h, w]
+    labels     their classes, None where nobody knows them    [n]
+    z          what the edge made of them                     [n, d]
+    seen       True for a class that has a task image         [classes]
+    loss       the mean cross-entropy on the test images      []
+
+Each line raises the flag `degenerate` (flags.py).
 """
+
+from math import log
 
 import torch
 from torch import Tensor
 
+from splitveil.training.health import DIVERGED
 
-def degenerate(images: Tensor, labels: Tensor | None, z: Tensor, seen: Tensor) -> list[str]:
+
+def degenerate(images: Tensor, labels: Tensor | None, z: Tensor, seen: Tensor, loss: float) -> list[str]:
     """One line for each corner case."""
     n, found = len(images), []
     if n == 1:
@@ -24,6 +31,9 @@ def degenerate(images: Tensor, labels: Tensor | None, z: Tensor, seen: Tensor) -
         found.append(f"all {n} test images are equal: one image says nothing about others")
     if n > 1 and all_equal(z):
         found.append(f"z is the same for all {n} test images: the edge is dead, nothing can leak and nothing can be told apart")
+    guessing = log(max(len(seen), 2))
+    if not loss <= DIVERGED * guessing:  # written so that NaN counts
+        found.append(f"the loss on the test images is {loss:.3g}, guessing has {guessing:.3g}: the training diverged")
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitveil.attacks.mean_image import mean_of
 from splitveil.data import ImageSet
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.data.splits import Sides, Splits
 from splitveil.defences import Batch, Defence
 from splitveil.evaluation.attack_folder import read_attack, read_rows
@@ -53,6 +53,7 @@ class Training(NamedTuple):
     cem_inactive: int = 0
     collapsed: Sequence[float] = ()
     loss_share: float | None = None
+    hidden: Sequence[float] = ()
     predicted_noise: str | None = None
     """From which stream whoever has the run folder draws the noise again; None if from none that was tried."""
 
@@ -116,7 +117,8 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         **origin,
     )
     summary = held(summary, kept.folder, suite)
-    odd = degenerate(test.images, None if "labels" in lacks else test.labels, outcome.z, classes_of(victim.task, test))
+    labels = None if "labels" in lacks else test.labels
+    odd = degenerate(test.images, labels, outcome.z, classes_of(victim.task, test), float(outcome.loss))
     evidence = replace(evidence_of(summary, victim, training), degenerate=odd, predicted_noise=training.predicted_noise)
     summary = replace(summary, flags=raised(evidence))
     write_summary(kept.folder, summary)
@@ -126,28 +128,22 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
 def training_of(run: Run, parts: Parts) -> Training:
     """What a run's config and metrics.jsonl tell."""
     last, (collapsed, share) = run.last_metrics(), collapse_of(run.metrics())
+    hidden = [line["cem_hidden"] for line in run.metrics() if "cem_hidden" in line]
+    fared = Training(cem_inactive=last["cem_inactive"], collapsed=collapsed, loss_share=share, hidden=hidden)
     if parts.cem is None:
-        return Training(cem_inactive=last["cem_inactive"], collapsed=collapsed, loss_share=share)
-    cem = run.config.cem
-    return Training(
-        type(cem.surrogate).method,
-        cem.strength,
-        parts.cem.surrogate.tau,
-        last["cem_steps"],
-        last["cem_inactive"],
-        collapsed,
-        share,
-    )
+        return fared
+    method, tau = type(run.config.cem.surrogate).method, parts.cem.surrogate.tau
+    return fared._replace(surrogate=method, strength=run.config.cem.strength, tau=tau, cem_steps=last["cem_steps"])
 
 
 def evidence_of(summary: Summary, victim: Victim, training: Training) -> Evidence:
     """What the flags look at: the summary so far, how CEM fared in training, and the channel's two modes."""
-    x = victim.test_images.take(slice(0, 256))
+    x = victim.test_images.take(slice(0, batch_size(victim.model.x_shape.numel(), 256)))
     with torch.no_grad():
         difference = mode_difference(victim.channel, victim.model.edge(x), x, victim.seed)
     return Evidence(
         summary.attacks, summary.ceiling_mse, summary.acting, summary.certificates, difference, training.cem_steps,
-        training.cem_inactive, training.collapsed, training.loss_share,
+        training.cem_inactive, training.collapsed, training.loss_share, training.hidden,
     )  # fmt: skip
 
 

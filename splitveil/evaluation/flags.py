@@ -13,7 +13,7 @@ from typing import Any
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
 from splitveil.evaluation.victim import DEFENCES, FOLDER, LOG
 from splitveil.registry import unknown
-from splitveil.training.health import COLLAPSED
+from splitveil.training.health import COLLAPSED, HIDDEN
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Evidence:
     """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
     loss_share: float | None = None
     """CEM's loss in the last epoch as a share of that with equal weights; None if there is nothing to compare."""
+    hidden: Sequence[float] = ()
+    """For each epoch in which CEM acted: the share of the loss with equal weights that the attention hid."""
     degenerate: Sequence[str] = ()
-    """Corner cases of the test images and of z, from degenerate.py."""
+    """Corner cases of the test images, of z and of the model, from degenerate.py."""
     predicted_noise: str | None = None
     """The seed or stream from which whoever has the run folder draws the noise again; None if none was found."""
 
@@ -184,7 +186,7 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
 @flag(
     "attention-collapsed",
     raised_if="over the last third of the epochs in which CEM acted, the attention of more than half of the classes had "
-    "collapsed",
+    "collapsed, or it hid more than 5 % of the loss with equal weights",
     why="a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
     do="use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
     needs=LOG,
@@ -192,6 +194,8 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
 def attention_collapsed(evidence: Evidence) -> Iterator[str]:
     if evidence.collapsed_late > COLLAPSED:
         yield f"collapsed in {evidence.collapsed_late:.0%} of the classes, over the last third of the epochs"
+    elif (share := last_third(evidence.hidden)) > HIDDEN:
+        yield f"{share:.0%} of the loss with equal weights was hidden, over the last third of the epochs"
 
 
 def last_third(values: Sequence[float]) -> float:
@@ -355,9 +359,10 @@ def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
 @flag(
     "degenerate",
     raised_if="there is one test image, one class or one image a class, test images of a class that was not trained on, equal "
-    "test images, or a z that is the same for all of them",
-    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ",
-    do="test on more images of more classes; where z never differs, look at the edge's training (rate, initialisation)",
+    "test images, a z that is the same for all of them, or a loss on them of more than 10,000 times that of guessing",
+    why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ, and a "
+    "model that diverged is nobody's model",
+    do="test on more images of more classes; where z never differs or the loss is huge, train again at a lower rate",
 )
 def degenerate(evidence: Evidence) -> Iterator[str]:
     yield from evidence.degenerate

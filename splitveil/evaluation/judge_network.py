@@ -35,13 +35,13 @@ from splitveil.compute.cuda_graph import lr_on, set_lr
 from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.data import ImageSet
 from splitveil.data.augment import AugmentConfig
-from splitveil.data.loader import DeviceImages, Feed
+from splitveil.data.loader import LARGE, DeviceImages, Feed, batch_size
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 
 SCALE = 16.0
 """s, about the smallest with which a softmax over hundreds of cosines can be sure."""
-BATCH = 500
+BATCH, SIDE = 500, 64
 EPOCHS, STEPS = 5, 100
 """How long a judge learns: so many passes, or as many more as it takes to make so many steps."""
 
@@ -81,6 +81,14 @@ def trunk(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm2d(channels), *stages, *last)
 
 
+def shrunk(x: Tensor) -> Tensor:
+    """Large images with a shorter side of SIDE pixels, others as they are: at full size a judge would take hours to learn."""
+    h, w = x.shape[2:]
+    if x[0].numel() <= LARGE or min(h, w) <= SIDE:
+        return x
+    return F.interpolate(x, (SIDE * h // min(h, w), SIDE * w // min(h, w)), mode="area")
+
+
 def train(net: nn.Module, images: DeviceImages, seed: int, epochs: int, flip: bool, batch: int, lr: float) -> None:
     """Train with AdamW and a cosine schedule; on a GPU one step is recorded and replayed."""
     device = images.device
@@ -90,7 +98,7 @@ def train(net: nn.Module, images: DeviceImages, seed: int, epochs: int, flip: bo
 
     def body() -> None:
         x, y = feed.next()
-        loss = F.cross_entropy(net(x), y)
+        loss = F.cross_entropy(net(shrunk(x)), y)
         adam.zero_grad(set_to_none=True)
         loss.backward()
         adam.step()
@@ -146,12 +154,12 @@ class Judge:
     @torch.no_grad()
     def classify(self, x: Tensor) -> Tensor:
         """[n, c, h, w] -> [n]."""
-        return torch.cat([self.net_(part).argmax(1) for part in x.split(BATCH)])
+        return torch.cat([self.net_(shrunk(part)).argmax(1) for part in x.split(batch_size(x[0].numel(), BATCH))])
 
     @torch.no_grad()
     def embed(self, x: Tensor) -> Tensor:
         """f [n, 4 width], of length 1."""
-        return torch.cat([F.normalize(self.net_[0](part)) for part in x.split(BATCH)])
+        return torch.cat([F.normalize(self.net_[0](shrunk(part))) for part in x.split(batch_size(x[0].numel(), BATCH))])
 
 
 class Identified(NamedTuple):

@@ -18,6 +18,7 @@ the test images, as in a split by people whose classes are the people, there is 
 import hashlib
 import json
 import os
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -31,6 +32,8 @@ from splitveil.progress import console
 from splitveil.runs import read_tensors, write_tensors
 
 SHELF = ".judges"
+LEARNED = 2**30
+"""Numbers in the images that a judge learns from, at most: 7,000 images of 3 x 224 x 224."""
 EDITION = 1
 """Raise it when a change of judge_network.py gives other judges for the same images."""
 
@@ -48,6 +51,13 @@ def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> 
     write_tensors(own, judge.net_.state_dict())
     os.replace(own, file)
     return judge
+
+
+def some_of(part: ImageSet) -> ImageSet:
+    """All images, or where they are very many every second, third, … of them, without a copy."""
+    every = ceil(part.images.size / LEARNED)
+    identities = None if part.identities is None else part.identities[::every]
+    return part if every == 1 else ImageSet(part.images[::every], part.labels[::every], part.classes, identities)
 
 
 def why_no_classes(splits: Sides) -> str | None:
@@ -84,11 +94,11 @@ class Panel:
         x = test.take(slice(None))
         self.classifier = self.embedder = None
         if why_no_classes(splits) is None:
-            self.classifier = trained(Judge("classifier", seed), splits.auxiliary, device, shelf)
+            self.classifier = trained(Judge("classifier", seed), some_of(splits.auxiliary), device, shelf)
             self.labels = test.labels
             self.recognised = self.classifier.classify(x) == self.labels
         if shows_people(splits):
-            self.embedder = trained(Judge("embedder", seed), by_identity(splits.auxiliary), device, shelf)
+            self.embedder = trained(Judge("embedder", seed), by_identity(some_of(splits.auxiliary)), device, shelf)
             self.people = torch.from_numpy(by_identity(splits.test).labels).to(device)
             self.gallery = self.embedder.embed(x)
             self.same_identity = search(self.gallery, self.gallery, self.people).same_identity

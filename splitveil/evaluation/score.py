@@ -12,7 +12,7 @@ from torch import Tensor
 from splitveil.attacks import Attack
 from splitveil.attacks.threat import Observation, ThreatModel
 from splitveil.channel import Channel
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.evaluation.victim import Victim
 from splitveil.metrics import per_image_metrics
 from splitveil.rng import stream
@@ -26,7 +26,7 @@ def observe(
 ) -> Iterator[tuple[Tensor, Observation]]:
     """(private images, what this attacker sees of them) in batches; only the second goes to an attack."""
     model.eval()
-    for x, y in images.in_order(500):
+    for x, y in images.in_order(batch_size(model.z_shape.numel())):
         z = model.edge(x)
         sent = torch.stack([channel.send(z, x, generator) for _ in range(threat.observations)], 1)  # [n, r, *z_shape]
         logits = model.cloud(sent[:, 0]) if threat.cloud_weights else None
@@ -45,7 +45,7 @@ def score(attack: Attack, parts: Parts | Victim, test: DeviceImages, seed: int) 
     generator = stream(test.device, seed, "observation")
     metrics = per_image_metrics()
     columns: dict[str, list[Tensor]] = {}
-    rebuilt = []
+    everything, done = torch.empty(test.images.shape, device=test.device), 0
     for x, observation in observe(parts.model, parts.channel, test, attack.requires, generator):
         guess = attack.reconstruct(observation)
         if guess.shape != x.shape:
@@ -53,8 +53,9 @@ def score(attack: Attack, parts: Parts | Victim, test: DeviceImages, seed: int) 
         for name, metric in metrics.items():
             if not metric.by_class and (values := metric.measure(guess, x)) is not None:
                 columns.setdefault(name, []).append(values)
-        rebuilt.append(guess)
-    everything, x = torch.cat(rebuilt), test.take(slice(None))
+        everything[done : done + len(x)] = guess
+        done += len(x)
+    x = test.take(slice(None))
     for name, metric in metrics.items():
         if metric.by_class and (values := metric.measure(everything, x, test.labels, test.classes)) is not None:
             columns[name] = [values]

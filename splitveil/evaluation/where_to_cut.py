@@ -64,6 +64,7 @@ def where_to_cut(
     """The facts of each cut, one after the other; its leak too, if the attacker's and private images [n, c, h, w] are given."""
     for name, model in splits:
         edge = cost(model)["edge"]
+        assert edge.macs is not None and edge.parameters is not None  # a module's are known
         leak = None if own is None or private is None else leak_of(model.edge, own, private)
         yield Cut(name, tuple(model.z_shape), edge.bytes, edge.macs, edge.parameters, leak)
 

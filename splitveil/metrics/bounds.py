@@ -12,6 +12,9 @@
     h, H, I      differential entropy, entropy, mutual information, all in nats; certificates say bits
     N_2t         the most images within 2t of one of them, itself included
 
+All of it is about real numbers. On a computer it holds for what is sent in whole steps (defences/shared/rounded_noise.py), which
+is a function of such a z'; the rounding of other sums tells more.
+
 n releases with fresh noise have a sufficient mean, so they are one release with sigma / sqrt(n).
 
 The paper's bound needs h(x), and h(x) is not to be had. Images are whole numbers, so h(x) is minus infinity; with u uniform over

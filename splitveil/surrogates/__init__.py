@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.options import check_options, option
+from splitveil.progress import warn
 from splitveil.registry import SURROGATES, UserError
 from splitveil.statistics.by_class import class_moments, over_classes
-from splitveil.surrogates.shared.bank import Bank
+from splitveil.surrogates.shared.bank import BATCH, Bank, bank_for
 from splitveil.surrogates.shared.groups import GroupConfig, Groups, Seats, capacity_for, group, places_for, seats
 from splitveil.surrogates.shared.quantities import Quantity
 
@@ -36,6 +37,8 @@ class FeatureSpace:
     """Share of the training images that the largest class has; it decides how many places a class gets. None: equal shares."""
     bounded: bool = False
     """True if the edge bounds z to (0, 1)."""
+    batch: int | None = None
+    """Images a step; it decides whether classes need a bank where none is asked for. None: 128."""
 
     def __post_init__(self) -> None:
         check_options(self, "surrogate: ")
@@ -83,7 +86,10 @@ class Surrogate(nn.Module, Generic[C]):
         self.dim, self.classes, self.sigma = space.dim, space.classes, space.sigma or 0.0
         grouping = config if isinstance(config, GroupConfig) else GroupConfig()
         self.capacity = grouping.capacity
-        self.bank = Bank(space.dim, space.classes, grouping.bank) if grouping.bank else None
+        size = bank_for(space.batch, space.classes, space.dim) if grouping.bank is None else grouping.bank
+        self.bank = Bank(space.dim, space.classes, size) if size else None
+        self.unasked = self.bank is not None and grouping.bank is None
+        """True if it has a bank that nobody asked for; whoever builds it says so (`about_the_bank`)."""
 
     @property
     def tau(self) -> float | None:
@@ -101,6 +107,15 @@ class Surrogate(nn.Module, Generic[C]):
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         raise NotImplementedError
+
+    def about_the_bank(self) -> str:
+        """What a user should know about a bank that was not asked for."""
+        assert self.bank is not None
+        held = (self.space.batch or BATCH) / self.classes
+        return (
+            f"a batch holds {held:.2g} samples of each of the {self.classes} classes, too few to measure their spread, so that "
+            f"{self.bank.size} features of each class are remembered; set the surrogate's bank to choose how many, 0 for none"
+        )
 
     def flat(self, z: Tensor) -> Tensor:
         """[b, …] -> [b, d]; a d that it was not built for is refused."""
@@ -156,6 +171,14 @@ def filled(config: C, presets: Mapping[str, Mapping[str, Any]]) -> C:
     return dataclasses.replace(config, **missing)  # type: ignore[type-var]
 
 
-def build(name: str, *, dim: int, classes: int, sigma: float | None, **options: Any) -> Surrogate:
-    """A surrogate by its registered name, for features of `dim` dimensions under noise of standard deviation `sigma`."""
-    return SURROGATES[name].make(given={"space": FeatureSpace(dim, classes, sigma)}, **options)
+def build(
+    name: str, *, dim: int, classes: int, sigma: float | None, batch: int | None = None, **options: Any
+) -> Surrogate:  # fmt: skip
+    """A surrogate by its registered name, for features of `dim` dimensions under noise of standard deviation `sigma`.
+
+    `batch`, the images of a step (128 if not told), decides whether uniform, rate and gated get a bank that is not asked for.
+    """
+    surrogate = SURROGATES[name].make(given={"space": FeatureSpace(dim, classes, sigma, batch=batch)}, **options)
+    if surrogate.unasked:
+        warn(surrogate.about_the_bank())
+    return surrogate

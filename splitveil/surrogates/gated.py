@@ -31,7 +31,7 @@ from splitveil.options import option
 from splitveil.registry import SURROGATES
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
 from splitveil.surrogates.shared.groups import (
-    GroupConfig,
+    BankByNeedConfig,
     Groups,
     Seats,
     betas,
@@ -47,7 +47,7 @@ from splitveil.surrogates.shared.quantities import Quantity
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"space": "raw", "gate_objective": "adversarial", "ess_floor": 0.5},
-    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0, "offset": 0.01},
+    "as_written": {"space": "normalised", "gate_objective": "cooperative", "ess_floor": 0.0, "offset": 0.01, "bank": 0},
 }
 COLLAPSED = 0.25
 """The alarm trips for a class if fewer effective samples than this share of it are left,"""
@@ -56,7 +56,7 @@ HIDDEN = 0.95
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig, GroupConfig):
+class Config(HingeConfig, BankByNeedConfig):
     preset: Literal["default", "as_written"] = "default"
     """Sets the options that are not given; `as_written` is the method as it was first proposed, which can be cheated."""
     gate_objective: Literal["adversarial", "stopgrad", "cooperative"] | None = None
@@ -137,6 +137,12 @@ def keep_entropy(a: Tensor, equal: Tensor, floor: float) -> Tensor:
     return a + (equal - a) * ((floor - entropy) / (1 - entropy).clamp_min(1e-12)).clamp(0, 1)
 
 
+def hidden(beta: Tensor, penalty: Tensor, honest: Tensor) -> Tensor:
+    """The share of the loss with equal weights that the attention hides, over all classes; 0 where it hides nothing."""
+    whole = (beta * honest).sum()
+    return torch.where(whole > 0, 1 - (beta * penalty).sum() / whole.clamp_min(1e-12), 0).clamp_min(0)
+
+
 @SURROGATES.register("gated", Config)
 class Gated(Surrogate[Any]):
     """Attention over the samples of a class looks for the worst weighted variance, which the hinge brings down."""
@@ -151,6 +157,10 @@ class Gated(Surrogate[Any]):
             "Effective samples",
             "share of a class's samples that carry its weight; near 1: all samples count; below 0.25 (dashed) the alarm trips",
             "share", COLLAPSED,
+        ),
+        "hidden": Quantity(
+            "Loss hidden", "share of the loss with equal weights; should be 0; above 0.05 (dashed) the alarm trips",
+            "share", 0.05, True,
         ),
     }  # fmt: skip
     against_collapse = ("preset=default", "gate_objective=adversarial")
@@ -189,25 +199,46 @@ class Gated(Surrogate[Any]):
         """[..., d] normalised samples -> [...]."""
         return gate_logits(x, self.V, self.U, self.w)
 
+    @torch.no_grad()
+    def of_equal_weights(self, groups: Groups, equal: Tensor, uniform: Tensor) -> Tensor:
+        """[g], the penalty of equal weights in the space that is measured: `uniform`, or that of an untrained LayerNorm(x)."""
+        if self.config.space == "raw":
+            return uniform.detach()
+        plain = torch.nn.functional.layer_norm(groups.x, (self.dim,))
+        return self.penalty(self.variances(groups, equal, of=plain)[0])
+
+    def rows(self, z: Tensor, y: Tensor) -> tuple[Tensor, Seats]:
+        """The samples, and where they sit: those of the batch as they come, or with a bank every place of every group."""
+        if self.bank is None:
+            return self.flat(z), self.seated(z, y)
+        x, mask, label, count, overflow, _ = self.grouped(z, y)
+        return x.flatten(0, 1), Seats(mask, label, count, overflow, torch.arange(mask.numel(), device=z.device))
+
+    def weighted(self, x: Tensor, seats: Seats, equal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The attention [g, n]; the variance under equal weights and under it [2, g, d], which only z feels; the latter again
+        [g, d], which only the attention feels."""
+        logits: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
+        a = self.attend(placed(logits, seats), seats.mask, equal)
+        return a, *flat_variances(x, seats, equal, a)
+
+    def weighted_as_compared(self, groups: Groups, equal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for a cooperative gate, which z feels too, and for statistics of LayerNorm(x)."""
+        cooperative, normalised = self.config.gate_objective == "cooperative", self.norm(groups.x)
+        measured = normalised if self.config.space == "normalised" else groups.x
+        a = self.attend(self.logits(normalised if cooperative else normalised.detach()), groups.mask, equal)
+        # Each by itself: in one pass the last bits of the first would depend on the second's weights.
+        under_a = self.variances(groups, a if cooperative else a.detach(), of=measured)
+        return a, torch.cat([self.variances(groups, equal), under_a]), self.variances(groups, a, of=measured.detach())[0]
+
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        cooperative = self.config.gate_objective == "cooperative"
-        flat = self.config.space == "raw" and self.bank is None and not cooperative
-        groups = self.seated(z, y) if flat else self.grouped(z, y)
-        mask, total = groups.mask, groups.total
-        equal = mask / total.clamp_min(1).unsqueeze(1)
+        compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised"
+        x, groups = (z, self.grouped(z, y)) if compared else self.rows(z, y)
+        total = groups.total
+        equal = groups.mask / total.clamp_min(1).unsqueeze(1)
         if isinstance(groups, Seats):
-            x = self.flat(z)
-            logits: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
-            a = self.attend(placed(logits, groups), mask, equal)
-            both, again = flat_variances(x, groups, equal, a)
-        else:  # the same on the padded groups, which hold what is remembered, and more rows
-            x, normalised = groups.x, self.norm(groups.x)
-            measured = normalised if self.config.space == "normalised" else x
-            a = self.attend(self.logits(normalised if cooperative else normalised.detach()), mask, equal)
-            weights = a if cooperative else a.detach()
-            # Each by itself: in one pass the last bits of the first would depend on the second's weights.
-            both = torch.cat([self.variances(groups, equal), self.variances(groups, weights, of=measured)])
-            again = self.variances(groups, a, of=measured.detach())[0] if self.config.gate_objective == "adversarial" else both[1]
+            a, both, again = self.weighted(x, groups, equal)
+        else:
+            a, both, again = self.weighted_as_compared(groups, equal)
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])
         penalty = found
@@ -217,8 +248,9 @@ class Gated(Surrogate[Any]):
             penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
         self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
-        less = found.detach() / uniform.detach().clamp_min(1e-12)
-        collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (uniform > 0))
+        honest = uniform.detach() if isinstance(groups, Seats) else self.of_equal_weights(groups, equal, uniform)
+        less = found.detach() / honest.clamp_min(1e-12)
+        collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (honest > 0))
         replaced = (less < 1 - 1e-4) & (self.config.gate_objective == "adversarial")
         beta = betas(groups)
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
@@ -228,6 +260,7 @@ class Gated(Surrogate[Any]):
             "attention_entropy": (beta * relative_entropy(a.detach(), total)).sum(),
             "effective_samples": (beta * ess).sum(),
             "collapsed": share_of_groups(collapsed, groups),
+            "hidden": hidden(beta, penalty.detach(), honest),
             "fallback": share_of_groups(replaced, groups),
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,

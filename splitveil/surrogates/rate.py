@@ -24,11 +24,11 @@ from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
 from splitveil.statistics.rates import diagonal_rate, log_diagonal
 from splitveil.surrogates import Surrogate, SurrogateOutput
-from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_class, skipped_groups, weighted_moments
+from splitveil.surrogates.shared.groups import BankByNeedConfig, Groups, betas, by_class, skipped_groups, weighted_moments
 
 
 @dataclass(frozen=True)
-class Config(GroupConfig):
+class Config(BankByNeedConfig):
     form: Literal["diagonal", "full"] = "diagonal"
     """Per-dimension bound, or the tighter one with the whole covariance (needs many samples of a class)."""
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.channel import Channel, Noisy
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.metrics.leakage import rate_bits
 from splitveil.split_model import SplitModel, in_mode
 from splitveil.training.step import encode
@@ -30,14 +30,10 @@ def run_pass(
     model: SplitModel, channel: Channel, images: DeviceImages, generator: torch.Generator, size: int = 500, classify: bool = True
 ) -> Pass:
     """Every image once through edge, channel and, unless `classify` is False, cloud, in eval mode."""
-    features, places, correct, losses = (
-        [],
-        [],
-        [images.labels.new_zeros(0, dtype=torch.bool)],
-        [torch.zeros((), device=images.device)],
-    )
+    features, places = [], []
+    correct, losses = [images.labels.new_zeros(0, dtype=torch.bool)], [torch.zeros((), device=images.device)]
     with in_mode(model, False):
-        for x, y in images.in_order(size):
+        for x, y in images.in_order(batch_size(model.z_shape.numel(), size)):
             z = model.edge(x)
             sent, noisy = channel.walk(z, x, generator)
             flat = z.flatten(1)

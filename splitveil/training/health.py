@@ -16,15 +16,16 @@ from splitveil.registry import SURROGATES, UserError
 
 COLLAPSED = 0.5
 """Share of the classes with collapsed attention above which the attention as a whole counts as collapsed."""
+HIDDEN = 0.05
+"""Share of the loss with equal weights that an attention may hide, in however few classes."""
 FALLBACK = 0.5
 """Share of the classes measured without the surrogate's own weights above which it counts as replaced."""
 OVERFLOW = 0.01
 """Share of a batch's samples that may go without a place among those of their class."""
-
-DIVERGED = 100.0
-"""A loss of more than so many times that of guessing, log(classes), is no longer a model that is sometimes wrong."""
+DIVERGED = 10_000.0
+"""A loss of more than so many times that of guessing, log(classes), is no model any more; noise of 30 times z gave 140."""
 OVERPOWERED = 1000.0
-"""Times the task's gradient that CEM's may be weighed at the cut; recipes have 0.01 to 10."""
+"""Times the task's gradient that CEM's may be weighed at the cut; recipes have 0.02 to 16."""
 
 
 def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, str]:
@@ -32,6 +33,12 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
     found = {}
     if line.get("cem_collapsed", 0.0) > COLLAPSED:
         found["collapsed"] = collapse(line, surrogate)
+    elif line.get("cem_hidden", 0.0) > HIDDEN:
+        found["hidden"] = (
+            f"the attention of {surrogate!r} hides {line['cem_hidden']:.0%} of the loss that equal weights find (epoch "
+            f"{line['epoch']}, bound: {HIDDEN:.0%}), with {line['cem_collapsed']:.0%} of the classes collapsed: CEM's loss may "
+            f"fall while classes spread as before; use {remedy_of(surrogate)}"
+        )
     if line.get("cem_fallback", 0.0) > FALLBACK:
         found["fallback"] = fallback(line, surrogate)
     if not 2 / REACH < line.get("cem_multiplier", 1.0) < REACH / 2:
@@ -88,6 +95,12 @@ def switched_off(line: dict[str, Any]) -> bool:
     return share is not None and share < 0.5 * line["cem_fallback"]
 
 
+def remedy_of(surrogate: str) -> str:
+    """What keeps this surrogate's attention from collapsing."""
+    options = SURROGATES[surrogate].build.against_collapse  # type: ignore[attr-defined]
+    return " or ".join(options) or "another surrogate, such as 'uniform'"
+
+
 def collapse(line: dict[str, Any], surrogate: str) -> str:
     """The message about collapsed attention, with those of its signs that were logged, and the surrogate's own remedy."""
     signs, share = [], loss_share(line)
@@ -99,11 +112,9 @@ def collapse(line: dict[str, Any], surrogate: str) -> str:
         signs.append(f"the loss is {share:.2g} times that of equal weights")
     replaced = line.get("cem_fallback", 0.0) > FALLBACK and not switched_off(line)
     outcome = "Equal weights stand in for it" if replaced else "The defence may be inactive"
-    options = SURROGATES[surrogate].build.against_collapse  # type: ignore[attr-defined]
-    remedy = " or ".join(options) or "another surrogate, such as 'uniform'"
     return (
         f"the attention of {surrogate!r} has collapsed in {line['cem_collapsed']:.0%} of the classes (epoch {line['epoch']})"
-        f"{': ' if signs else ''}{', '.join(signs)}. {outcome}; use {remedy}"
+        f"{': ' if signs else ''}{', '.join(signs)}. {outcome}; use {remedy_of(surrogate)}"
     )
 
 

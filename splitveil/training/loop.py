@@ -24,7 +24,7 @@ from splitveil.config import TrainConfig
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.data.splits import Splits
 from splitveil.metrics.leakage import variance_histogram
-from splitveil.progress import steps_bar
+from splitveil.progress import steps_bar, warn
 from splitveil.registry import UserError
 from splitveil.rng import seed_of, stream
 from splitveil.runs import Run
@@ -103,6 +103,8 @@ class Training(Stepper):
         restore_optimizer(self.optimizer, below(leaves, "optimizer"))
         if rank == 0:
             run.drop_metrics_from(self.first)
+            if parts.cem is not None and parts.cem.surrogate.unasked:
+                warn(parts.cem.surrogate.about_the_bank())
         self.board = tensorboard(run, self.first) if config.tensorboard and rank == 0 else None
         self.compiled = compiles_steps(config, device)
         if self.compiled:

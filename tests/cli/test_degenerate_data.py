@@ -174,9 +174,12 @@ def test_an_attack_that_always_answers_the_same_has_its_true_error_and_is_flagge
 
 
 def test_a_training_that_diverges_without_an_infinity_is_named(run) -> None:
-    ended = run(PLAIN, "--train.lr 3000")
-    assert ended.code in (0, 2)
-    assert "the training has diverged: " in ended.err or "the loss is nan" in ended.err or "the loss is inf" in ended.err
+    ended = run(PLAIN, "--train.lr 300")
+    if ended.code == 2:  # another CPU's arithmetic may overflow
+        assert "; lower train.lr (300)" in ended.err
+    else:
+        assert "the training has diverged: " in ended.err
+        assert any(detail.endswith("the training diverged") for detail in ended.degenerate)
 
 
 @pytest.mark.parametrize("surrogate", ["uniform", pytest.param("rate", marks=pytest.mark.slow)])

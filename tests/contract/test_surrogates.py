@@ -18,7 +18,7 @@ from splitveil.surrogates.slots import Slots
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "rate": [{"form": "full"}, {"bank": 6}, {"form": "full", "bank": 6}],
-    "uniform": [{"tau_quantile": 0.3}],
+    "uniform": [{"tau_quantile": 0.3}, {"bank": 6}],
     "kmeans": [{"preset": "reference", "clusters": 2}, {"preset": "as_written", "clusters": 2}, {"form": "linear"}],
     "gmm": [{"covariance": "full", "components": 2, "members": 4}, {"bank": 6}],
     "gated": [{"gate_objective": "stopgrad"}, {"form": "trace"}, {"entropy_floor": 0.99}, {"bank": 6},
@@ -224,6 +224,22 @@ def test_of_a_thousand_classes_only_those_with_two_samples_are_pulled(name: str,
     assert output.loss > 0
     assert pull[:8].any(1).all()
     assert not pull[8:].any()
+
+
+@pytest.mark.parametrize("name", SURROGATES.names())
+@pytest.mark.parametrize(("b", "classes"), [(128, 200), (256, 1000)])
+def test_with_many_classes_nearly_every_sample_is_pulled(name: str, b: int, classes: int) -> None:
+    """Without a memory more than half of them would have no company in their batch."""
+    generator = torch.Generator().manual_seed(0)
+    surrogate = build(name, dim=4, classes=classes, sigma=0.1, batch=b)
+    if surrogate.refresh_every:
+        y = torch.arange(8 * classes) % classes
+        surrogate.refresh(2 * torch.randn(len(y), 4, generator=generator), y)
+    for _ in range(3 * classes // b + 3):  # all classes have been seen, most of them twice
+        y = torch.randint(classes, (b,), generator=generator)
+        z = 2 * torch.randn(b, 4, generator=generator)
+        surrogate.after_step(z, y, torch.tensor(True))
+    assert gradient(surrogate, z + 0.1, y)[1].any(1).float().mean() > 0.9
 
 
 @every_surrogate

@@ -258,21 +258,25 @@ def test_nor_does_it_with_secret_noise(mechanism: str) -> None:
 @pytest.mark.parametrize("clip", ["norm", "box"])
 @pytest.mark.parametrize(("mechanism", "epsilon"), MECHANISMS)
 def test_the_best_test_of_all_is_right_no_more_often_than_privacy_permits(mechanism: str, epsilon: float, clip: str) -> None:
-    """The likelihood ratio. (epsilon, delta) permits (e^epsilon + delta) / (1 + e^epsilon); the farthest two z come near it."""
+    """The likelihood ratio of the two z farthest apart. (epsilon, delta) permits (e^epsilon + delta) / (1 + e^epsilon)."""
     defence, trials = built(mechanism=mechanism, epsilon=epsilon, clip=clip), 1600
-    _, bound = ends(mechanism, clip)
-    start = torch.zeros(D) if clip == "box" else -bound  # the farthest from it
-    scores = []
-    for z in (start, bound):
-        sent = defence.send(z.expand(trials // 2, D), X, seeded(int(z[0] > 0)))
-        scores.append((sent - start).abs().sum(1) - (sent - bound).abs().sum(1) if mechanism == "laplace" else sent @ bound)
-    middle = 0.0 if mechanism == "laplace" else float((start + bound) @ bound / 2)
-    right = float((scores[0] <= middle).double().mean() + (scores[1] > middle).double().mean()) / 2
+    bound = ends(mechanism, clip)[1].double()
+    if (mechanism, clip) == ("laplace", "norm"):
+        bound = torch.eye(D, dtype=torch.float64)[0]  # all of the difference in one entry, where it shows most
+    start = torch.zeros_like(bound) if clip == "box" else -bound
+    right = 0.0
+    for which, z in enumerate((start, bound)):
+        sent = defence.send(z.expand(trials // 2, D), X, seeded(which))
+        order = 1 if mechanism == "laplace" else 2
+        score = ((sent - start).abs() ** order - (sent - bound).abs() ** order).sum(1)
+        right += float(((score > 0) == bool(which)).double().mean()) / 2
     permitted = (np.exp(epsilon) + defence.config.delta) / (1 + np.exp(epsilon))
     deviation = 0.5 / trials**0.5
     assert right <= permitted + 4 * deviation
     if mechanism == "gaussian":
         assert right == pytest.approx(stats.norm.cdf(defence.mu / 2), abs=4 * deviation)
+    elif clip == "norm":
+        assert right == pytest.approx(1 - np.exp(-epsilon / 2) / 2, abs=4 * deviation)  # P[Lap(1) < epsilon / 2]
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (3.0, 1e-5), (10.0, 1e-6)])

@@ -10,8 +10,8 @@ Z = torch.arange(N * 5.0).view(N, 5)
 SEEN = torch.ones(3, dtype=torch.bool)
 
 
-def told(images: Tensor = IMAGES, labels: Tensor = LABELS, z: Tensor = Z, seen: Tensor = SEEN) -> list[str]:
-    return degenerate(images, labels, z, seen)
+def told(images: Tensor = IMAGES, labels: Tensor = LABELS, z: Tensor = Z, seen: Tensor = SEEN, loss: float = 0.5) -> list[str]:
+    return degenerate(images, labels, z, seen, loss)
 
 
 def test_ordinary_test_images_have_nothing_to_tell() -> None:
@@ -42,3 +42,9 @@ def test_equal_images_and_equal_features_are_told() -> None:
 def test_classes_that_were_never_trained_on_are_told() -> None:
     unseen = torch.tensor([True, False, True])
     assert told(seen=unseen) == ["4 of 12 test images are of a class that has no task image: 1"]
+
+
+def test_a_model_that_diverged_is_told() -> None:
+    assert told(loss=20.0) == []
+    assert told(loss=2.4e16) == ["the loss on the test images is 2.4e+16, guessing has 1.1: the training diverged"]
+    assert told(loss=float("nan")) == ["the loss on the test images is nan, guessing has 1.1: the training diverged"]

@@ -128,6 +128,13 @@ def test_attention_that_had_collapsed_over_the_last_third_is_flagged() -> None:
     assert collapsed(0.1, loss_share=0.0) == []  # what a mixture may reach, its clusters being tight
 
 
+def test_spread_that_was_hidden_over_the_last_third_is_flagged_however_few_classes_hid_it() -> None:
+    assert flagged(cem_steps=100, collapsed=[0.4] * 3, hidden=[0.3, 0.3, 0.05]) == []
+    assert flagged(cem_steps=100, collapsed=[0.4] * 3, hidden=[0.0, 0.0, 0.1]) == ["attention-collapsed"]
+    (only,) = found(cem_steps=100, collapsed=[0.4] * 3, hidden=[0.0, 0.0, 0.1])
+    assert only.detail == "10% of the loss with equal weights was hidden, over the last third of the epochs"
+
+
 def test_a_collapse_that_left_no_loss_says_so_in_its_detail() -> None:
     inactive, collapsed = found(cem_steps=100, collapsed=[0.9], loss_share=0.004)
     assert inactive.detail == "CEM's loss ended at 0.40% of that with equal weights: its attention has collapsed"

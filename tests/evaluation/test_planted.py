@@ -16,20 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil import audit
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.threat import Access, Observation
 from splitveil.config import from_dict
+from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
+from splitveil.data.splits import Splits
 from splitveil.defences import AttackHints, Defence
 from splitveil.defences.gaussian import add_noise
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.flags import FLAGS
-from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.run_attacks import attack_run, load_parts
+from splitveil.evaluation.score import on_the_wire
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.verdict import HALF, TENTH, verdict
 from splitveil.noise import uniform
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
+from splitveil.runs import Run
 from splitveil.training.train_runs import train_run
 
 
@@ -280,7 +285,7 @@ CLEAN = Plant(
 )  # fmt: skip
 
 
-def summary_of(plant: Plant, name: str, shelf: Path) -> Summary:
+def trained(plant: Plant, name: str, shelf: Path) -> tuple[Run, Splits, torch.device]:
     config = from_dict({
         "name": name, "device": "cpu", "data": {"name": "npz", "path": str(shelf / f"{plant.data}.npz")},
         "splits": {"task": 300, "validation": 100, "auxiliary": 600}, "model": {"name": plant.model},
@@ -289,7 +294,11 @@ def summary_of(plant: Plant, name: str, shelf: Path) -> Summary:
     })  # fmt: skip
     if not plant.attacks:
         config = replace(config, attacks=suite("quick"))
-    run, splits, device = train_run(shelf / name, config)
+    return train_run(shelf / name, config)
+
+
+def summary_of(plant: Plant, name: str, shelf: Path) -> Summary:
+    run, splits, device = trained(plant, name, shelf)
     attack_run(run, splits, device)
     return evaluate_run(run, splits, device)
 
@@ -324,6 +333,40 @@ def test_a_model_that_was_made_for_a_grade_gets_it_unless_an_attack_on_it_was_fl
     assert summary.suite == "quick"
     if found.shares["class"] < TENTH:  # a judge of 600 images is no part of the plant
         assert found.grade == (grade if grade == "exposed" or not summary.flags else "not established")
+
+
+REFUSED = "degenerate"
+"""An audit does not measure images of one class: it refuses them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag != REFUSED])
+def test_an_audit_of_the_same_model_raises_the_same_flag_or_says_that_it_was_not_checked(flag: str, shelf: Path) -> None:
+    run, splits, device = trained(PLANTS[flag], flag, shelf)
+    parts = load_parts(run, splits, device)
+    images = {"private": splits.test, "attacker": splits.auxiliary}
+    report = audit(parts.model, **images, channel=parts.channel, attacks=PLANTS[flag].attacks)
+    assert set(report.not_checked) == {"attention-collapsed", "noise-predictable"}
+    assert {raised.flag for raised in report.flags} == {flag} - set(report.not_checked)
+
+
+SHOWN_BY_PAIRS = {
+    "beaten-by-mean", "metric-ceiling", "attack-not-converged", "stronger-net-worse", "more-data-worse", "mask-aware-gap",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag != REFUSED])
+def test_an_audit_of_pairs_raises_the_flag_where_pairs_show_it_and_says_so_where_not(flag: str, shelf: Path) -> None:
+    run, splits, device = trained(PLANTS[flag], flag, shelf)
+    parts, pairs = load_parts(run, splits, device), dict[str, Any]()
+    for side, prefix in ((splits.test, ""), (splits.auxiliary, "attacker_")):
+        sent = on_the_wire(parts, DeviceImages(side, device), 0)
+        pairs |= {f"{prefix}sent": sent, f"{prefix}images": side.images, f"{prefix}labels": side.labels}
+    attacks = PLANTS[flag].attacks if flag in SHOWN_BY_PAIRS else (RIDGE,)
+    report = audit(pairs=pairs, attacks=attacks)
+    assert set(FLAGS) - set(report.not_checked) == SHOWN_BY_PAIRS | {REFUSED}
+    assert (flag in {raised.flag for raised in report.flags}) == (flag in SHOWN_BY_PAIRS), report.flags
 
 
 def test_the_page_on_flags_names_every_plant_and_nothing_else() -> None:

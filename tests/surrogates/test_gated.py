@@ -21,6 +21,7 @@ from splitveil.surrogates.gated import (
 )  # fmt: skip
 from splitveil.surrogates.shared.groups import weighted_moments
 from splitveil.surrogates.shared.hinge import hinge
+from splitveil.training.health import warnings_of
 
 EYE, ONES = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
 
@@ -158,6 +159,45 @@ def test_a_cooperative_gate_cheats_and_the_alarm_says_so(options: dict[str, Any]
         assert after.loss < 0.05 * before.loss_uniform
 
 
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+def test_as_written_an_untrained_gate_is_not_said_to_have_collapsed(scale: float) -> None:
+    """It measures LayerNorm(z); held against the spread of z itself, any z of scale 1 or more looked hidden."""
+    z, y = frozen("gaussian")
+    torch.manual_seed(0)
+    told = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, preset="as_written")(scale * z, y).diagnostics
+    assert told["collapsed"] == 0
+    assert told["hidden"] < 0.02
+
+
+def test_a_layernorm_that_shrinks_is_seen_to_hide() -> None:
+    z, y = frozen("gaussian")
+    surrogate: Any = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, preset="as_written")
+    torch.nn.init.constant_(surrogate.norm.weight, 0.5)
+    told = surrogate(z, y).diagnostics
+    assert told["collapsed"] == 1
+    assert told["hidden"] > 0.2
+
+
+def test_what_is_hidden_in_a_few_classes_is_told_too() -> None:
+    """Four of ten classes are collapsed, which is not most of them; a tenth of the loss is gone all the same."""
+    z, y = torch.randn(640, DIM, generator=torch.Generator().manual_seed(0)), torch.arange(640) % 10
+    tight = (y < 4) & (torch.arange(640) // 10 % 4 == 0)  # a quarter of the samples of four classes, which the gate can tell
+    z[tight] *= 0.1
+    z[:, 0] = torch.where((y < 4) & ~tight, -8.0, 8.0)
+    surrogate: Any = build("gated", dim=DIM, classes=10, sigma=0.1, gate_objective="cooperative", ess_floor=0.0, hidden=1)
+    with torch.no_grad():
+        surrogate.V.zero_(), surrogate.U.zero_(), surrogate.w.fill_(30.0)
+        surrogate.V[0, 0] = 5.0
+    output = surrogate(z, y)
+    assert output.diagnostics["collapsed"].item() == pytest.approx(0.4)
+    assert output.loss < 0.95 * output.loss_uniform
+    told = warnings_of(
+        {"epoch": 3, "cem_loss": output.loss.item(), "cem_loss_uniform": output.loss_uniform.item()}
+        | {f"cem_{name}": value.item() for name, value in output.diagnostics.items() if value.dim() == 0}, "gated", 640,
+    )  # fmt: skip
+    assert list(told) == ["hidden"]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_on_a_mixture_the_adversarial_gate_sees_at_least_the_total_variance(seed: int) -> None:
     z, inside = mixture(seed)
@@ -191,6 +231,22 @@ def test_the_pull_of_a_trained_adversarial_gate_is_the_derivative_at_its_weights
     own.requires_grad_()
     (expected,) = torch.autograd.grad(at_these_weights(own), own)
     torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))
+
+
+@pytest.mark.parametrize("form", ["per_dimension", "trace"])
+@pytest.mark.parametrize("objective", ["adversarial", "stopgrad", "cooperative"])
+def test_a_bank_that_remembers_nothing_changes_nothing(objective: str, form: str) -> None:
+    z, y = (each[:50] for each in frozen("heavy"))  # unequal classes
+    told = []
+    for bank in (0, 6):
+        torch.manual_seed(0)
+        surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, gate_objective=objective, form=form, bank=bank).double()
+        torch.nn.init.normal_(surrogate.w)
+        features = z.double().requires_grad_()
+        output = surrogate(features, y)
+        pulls = torch.autograd.grad(output.loss, [features, *(p for p in surrogate.parameters() if p.requires_grad)])
+        told.append((output.loss, output.loss_uniform, output.diagnostics, pulls))
+    torch.testing.assert_close(*told)
 
 
 def test_under_stopgrad_z_does_not_feel_the_gate() -> None:

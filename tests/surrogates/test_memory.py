@@ -44,7 +44,7 @@ class Alive(TorchDispatchMode):
 )  # fmt: skip
 def test_the_peak_over_z_and_its_gradient_stays_small(name: str, b: int, classes: int, most: float) -> None:
     torch.manual_seed(0)
-    surrogate = build(name, dim=DIM, classes=classes, sigma=0.1)
+    surrogate = build(name, dim=DIM, classes=classes, sigma=0.1, batch=b)
     if surrogate.refresh_every:
         surrogate.refresh(torch.randn(40 * classes, DIM), torch.arange(40 * classes) % classes)
     z, y = torch.randn(b, DIM, requires_grad=True), torch.randint(classes, (b,))

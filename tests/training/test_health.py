@@ -71,6 +71,15 @@ def test_a_surrogate_that_falls_back_to_nothing_is_not_said_to_use_equal_weights
     assert all("may be inactive" in message for message in both.values())
 
 
+def test_spread_that_few_classes_hide_is_told_though_most_have_not_collapsed() -> None:
+    assert warnings_of(WELL | {"cem_hidden": 0.05}, "gated", 128) == {}
+    assert warnings_of(WELL | {"cem_hidden": 0.11, "cem_collapsed": 0.4}, "gated", 128) == {
+        "hidden": "the attention of 'gated' hides 11% of the loss that equal weights find (epoch 7, bound: 5%), with 40% of the "
+        "classes collapsed: CEM's loss may fall while classes spread as before; use preset=default or gate_objective=adversarial"
+    }
+    assert list(warnings_of(COLLAPSED | {"cem_hidden": 0.9}, "gated", 128)) == ["collapsed"]  # said once
+
+
 def test_samples_without_a_place_are_told_with_the_option_to_raise() -> None:
     assert warnings_of(WELL | {"cem_overflow": 3.14}, "slots", 128)["overflow"] == (
         "3.1 of the 128 samples of a batch found no place among those of their class (bound: 1%) and were not measured; "

@@ -95,19 +95,21 @@ def test_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
 
 
 def test_a_run_from_before_an_options_present_default_goes_on_as_it_was_begun(small: list[str], tmp_path: Path):
-    folder, older = tmp_path / "run", ["--cem.surrogate.offset-scale", "fixed"]
+    folder, older = tmp_path / "run", ["--cem.surrogate.offset-scale", "fixed", "--cem.surrogate.bank", "0"]
     train_run(folder, parse([*small, *older, "--train.epochs", "3"]))
     expected = (folder / "weights" / "last.safetensors").read_bytes()
     text = (folder / "config.toml").read_text()
     shutil.rmtree(folder)
     Run.create(folder, parse([*small, *older, "--train.epochs", "3"]))
-    (folder / "config.toml").write_text("".join(line for line in text.splitlines(True) if "offset_scale" not in line))
+    without = [line for line in text.splitlines(True) if not line.startswith(("offset_scale", "bank"))]
+    assert len(without) == len(text.splitlines()) - 2
+    (folder / "config.toml").write_text("".join(without))
     assert Run.open(folder).config.cem.surrogate.offset_scale == "fixed"
     train_run(folder, parse([*small, "--train.epochs", "3"]))  # the recipe of then, which does not name it
     assert (folder / "weights" / "last.safetensors").read_bytes() == expected
     train_run(tmp_path / "new", parse([*small, "--train.epochs", "3"]))
     assert Run.open(tmp_path / "new").config.cem.surrogate.offset_scale == "noise"
-    with pytest.raises(UserError, match="offset_scale"):  # what is asked for by name is not overruled
+    with pytest.raises(UserError, match="other settings"):  # what is asked for by name is not overruled
         train_run(tmp_path / "new", parse([*small, *older, "--train.epochs", "3"]))
 
 

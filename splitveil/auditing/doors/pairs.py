@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from splitveil.auditing.images import Pictures, halves_of, read_images
 from splitveil.auditing.subject import Subject
-from splitveil.data.readers.npz import load
+from splitveil.data.safe_npz import read_npz
 from splitveil.evaluation.victim import ACCURACY, DEFENCES, NoCloud
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
@@ -102,7 +102,7 @@ def read_arrays(source: Any) -> dict[str, Any]:
     if path.is_dir():
         return {name: mapped(path / f"{name}.npy") for name in KEYS if (path / f"{name}.npy").exists()}
     if path.suffix == ".npz":
-        return load(path)
+        return read_npz(path, KEYS, remedy="save with np.savez(path, sent=…, images=…)")
     if path.suffix == ".safetensors":
         return tensors(path)
     raise UserError(f"pairs: {path} is neither an .npz, a .safetensors nor a folder of .npy files")

@@ -7,7 +7,7 @@ Classes are the folders' names in sorted order, and images are sorted by name. E
 one of FORMATS; a file that is not is an error that names it, and is never skipped. An image is turned upright (EXIF), cut to its
 central square and resized.
 
-The formats are those that Pillow decodes in its own process. It would open some forty more, among them PostScript, for which it
+The formats are those that Pillow decodes in its own process. It would open 37 more, among them PostScript, for which it
 starts another program. How many pixels an image has is read from its header, before any of them is decoded.
 """
 

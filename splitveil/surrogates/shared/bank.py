@@ -2,12 +2,27 @@
 
 With 100 or 530 classes a batch of 128 has one sample of a class, or none: no spread to measure. The bank is a ring buffer of
 `size` detached features a class, [c, size, d]. They join the statistics and receive no gradient.
+
+Without one, at batch 128 and 200 classes, more than half of the samples have no company and get no gradient at all. So uniform,
+rate and gated have a bank of 16 unless told otherwise where a batch holds fewer than four samples of a class, and it is said.
 """
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.statistics.by_class import members, order_in_class
+
+BATCH = 128
+"""Images a step where nobody says how many."""
+ENOUGH = 4
+"""Samples of a class in a batch, on average, from which on no bank is needed."""
+SIZE, MOST = 16, 2**27
+"""Features of a class that a bank holds which nobody asked for; all of them together have no more numbers than that."""
+
+
+def bank_for(batch: int | None, classes: int, dim: int) -> int:
+    """The size of a bank where nobody chose one; 0 where a batch holds enough samples of a class."""
+    return 0 if (batch or BATCH) >= ENOUGH * classes else max(2, min(SIZE, MOST // (classes * dim)))
 
 
 class Bank(nn.Module):

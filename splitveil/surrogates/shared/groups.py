@@ -30,6 +30,14 @@ class GroupConfig:
     """Samples of a class that a batch may hold; default from the batch and the largest class."""
 
 
+@dataclass(frozen=True)
+class BankByNeedConfig(GroupConfig):
+    """The same, of those that would pass over a sample without company."""
+
+    bank: int | None = option(None, at_least=0, before=0)
+    """Features of each class that are remembered; 0 for none. Default is 16 if a batch holds fewer than 4 samples of a class."""
+
+
 class Seats(NamedTuple):
     """Where the samples of a batch sit, without the samples."""
 

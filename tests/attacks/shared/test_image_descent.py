@@ -92,7 +92,8 @@ def test_clipping_before_noise_stays_and_the_noise_goes() -> None:
     defence = defences.build("local_dp", bound=0.5)
     defence.attach(type("Model", (), {"z_shape": torch.Size((1, 2, 3))}))  # type: ignore[arg-type]
     (z,) = release(defence)(torch.ones(1, 1, 2, 3))
-    torch.testing.assert_close(z.norm(), torch.tensor(0.5))
+    step = (defence.noise_std or 0) / 4096  # each of the 6 entries is rounded towards 0 by less than this
+    assert 0.5 - 6**0.5 * step < z.norm() <= 0.5 * (1 + 1e-6)
 
 
 def test_images_descend_side_by_side_as_they_do_alone_within_the_unit_interval() -> None:

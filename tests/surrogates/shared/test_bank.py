@@ -1,8 +1,10 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.surrogates.shared.bank import Bank
+from splitveil.surrogates import build
+from splitveil.surrogates.shared.bank import Bank, bank_for
 
 YES = torch.tensor(True)
 
@@ -35,3 +37,19 @@ def test_neither_a_skipped_step_nor_a_row_that_is_not_finite_enters() -> None:
     assert known.tolist() == [[1, 0, 0], [0, 0, 0]]
     assert rows[0].tolist() == [2, 2]
     assert torch.isfinite(bank.rows).all()
+
+
+def test_a_bank_comes_unasked_only_where_batches_hold_few_of_a_class() -> None:
+    assert [bank_for(*needs) for needs in [(64, 10, 392), (512, 100, 392), (None, 10, 8), (None, 100, 8)]] == [0, 0, 0, 16]
+    assert bank_for(256, 1000, 2**17) == 2  # what it holds is bounded
+
+
+@pytest.mark.parametrize("name", ["uniform", "rate", "gated"])
+def test_a_bank_that_nobody_asked_for_is_said(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build(name, dim=3, classes=200, sigma=0.1, bank=0).bank is None
+    assert build(name, dim=3, classes=200, sigma=0.1, bank=4).bank is not None
+    assert capsys.readouterr().err == ""
+    assert build(name, dim=3, classes=200, sigma=0.1).bank is not None
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("warning: a batch holds 0.64 samples of each of the 200 classes")
+    assert said.endswith("set the surrogate's bank to choose how many, 0 for none")
