@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "api.md"
 FURTHER = {
     "Test what leaks": {"testing": ("assert_leakage",)},
     "Read results": {
+        "auditing/report": ("AuditReport",),
         "evaluation/summary": ("read_summary", "Summary", "AttackResult", "WorstCase", "Certificate", "RaisedFlag"),
         "evaluation/verdict": ("verdict", "Verdict"),
         "report/__init__": ("write_report",),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from summaries import attack_result, summary, worst_of
 
-import splitveil
 from splitveil.evaluation.summary import write_summary
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -16,7 +15,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "own_model": {"images": 200, "private": 60, "epochs": 1}, "own_data": {"images": 150, "private": 60},
     "tensors_only": {"images": 200},
 }  # fmt: skip
-needs_audit = pytest.mark.skipif("audit" not in splitveil.__all__, reason="splitveil.audit is not there yet")
 
 
 def example(name: str) -> ModuleType:
@@ -31,7 +29,6 @@ def test_every_example_is_run_by_a_test() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SMALL, "ci_gate"}
 
 
-@needs_audit
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_an_example_runs_and_ends_with_a_verdict(

@@ -21,7 +21,7 @@ from splitveil.registry import UserError, unknown
 
 REMEDY = "save with np.savez(path, images=…, labels=…), all images of one shape"
 BOMB, LARGE = 200, 2**30
-"""An array of more than LARGE bytes may not unpack to more than BOMB times what it takes in the file; photographs reach 10."""
+"""An array of more than LARGE bytes may not unpack to more than BOMB times what it takes in the file."""
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 

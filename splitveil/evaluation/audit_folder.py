@@ -3,7 +3,7 @@
     audit/  schema.json audit.json attacks/ATTACK-SEED/{attack.json,rows.npz,samples.safetensors} summary.json report.html
 
 audit.json says what was audited and how. An audit that was killed goes on where it stopped: an attack that was finished on the
-same edge, channel and images is not run again. Twelve private images are in the samples of each attack, for the report.
+same edge, channel and images is not run again. Up to 14 private images are in the samples of each attack, for the report.
 """
 
 import hashlib

@@ -68,6 +68,7 @@ def verdict(summary: Summary) -> Verdict:
     doubts = tuple(doubts_of(summary))
     found = {name: share.value for name, share in measures.items()}
     facts = [share.fact for share in measures.values()]
+    facts += [f"{flag} was not checked: {why}." for flag, why in summary.not_checked.items()]
     if any(value >= HALF for value in found.values()):
         grade, headline = "exposed", exposed(summary, measures)
         if doubts:
@@ -227,8 +228,10 @@ def doubts_of(summary: Summary) -> Iterator[str]:
         yield f"the flag {raised.flag} is raised ({raised.detail})"
     if summary.suite is None:
         yield "the attacks are somebody's own list and not a whole suite"
-    for name in getattr(summary, "incomplete", ()):
-        yield f"{name} of the suite {summary.suite} has not been run"
+    for name in summary.incomplete:
+        yield f"{name} of the suite {summary.suite} gave no number"
+    if not summary.finite_weights:
+        yield "a weight of the model is not finite"
     for name, why in summary.skipped.items():
         if not why.startswith(NO_USE):
             yield f"{name} was skipped ({why})"

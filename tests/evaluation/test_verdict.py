@@ -56,6 +56,8 @@ FLAW = {
     "flag": lambda s: replace(s, flags=(RaisedFlag("averaging-hole", "16 releases"),)),
     "own list": lambda s: replace(s, suite=None),
     "skipped": lambda s: replace(s, skipped={"ridge": "a matrix of 70000 rows is too large"}),
+    "incomplete": lambda s: replace(s, incomplete=("decoder-large",)),
+    "weights": lambda s: replace(s, finite_weights=False),
     "diverged": lambda s: replace(s, attacks=s.attacks | {"gan": attack_result("gan", float("nan"))}),
     "other weights": lambda s: with_decoder(s, weights_sha256="older"),
     "no judge": lambda s: replace(
@@ -84,6 +86,12 @@ def test_an_attack_that_had_nothing_to_work_with_is_not_missed() -> None:
     assert len(reasons) == len(NO_USE)
     for why in reasons:
         assert not verdict(attacked(skipped={"decoder": why})).doubts
+
+
+def test_flags_that_could_not_be_checked_are_named() -> None:
+    said = verdict(attacked(not_checked={"attention-collapsed": "an audit has no training log"}))
+    assert said.grade == "hidden"
+    assert said.facts[-1] == "attention-collapsed was not checked: an audit has no training log."
 
 
 def test_what_is_missing_is_said_first() -> None:

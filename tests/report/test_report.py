@@ -20,6 +20,7 @@ from summaries import summary
 from splitveil.attacks.threat import ThreatModel
 from splitveil.config import Config
 from splitveil.evaluation.attack_folder import read_attack
+from splitveil.evaluation.audit_folder import KIND
 from splitveil.evaluation.evaluate import wilson
 from splitveil.evaluation.flags import Evidence, raised
 from splitveil.evaluation.summary import AttackRecord, AttackResult, Part, read_summary, to_json, write_summary
@@ -206,8 +207,10 @@ def test_a_folder_of_an_audit_has_a_page_without_training(make: Maker, tmp_path:
     nan = float("nan")
     folder = make("audit", accuracy=0.5, accuracy_ci95=(nan, nan), cost={}, variance_histogram=(0,) * 50)
     write_summary(folder, replace(read_summary(folder), accuracy=nan))
-    for name in ("config.toml", "schema.json", "metrics.jsonl"):
+    for name in ("config.toml", "metrics.jsonl"):
         (folder / name).unlink()
+    write_json(folder / "audit.json", {"name": "audit", "what": "a function"})
+    write_json(folder / "schema.json", {"schema": 1, "kind": KIND})
     html = html_of([folder], tmp_path)
     found = Page(html)
     for missing in ("trade-off", "curves", "inside", "variance", "cost"):
