@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from splitveil.cli.command_flags import COMMANDS, HELP, IMPORT, command_help, take_flags, usage
 from splitveil.own_code import import_methods
+from splitveil.printable import say
 from splitveil.registry import UserError, unknown
 
 
@@ -22,7 +23,7 @@ def dispatch(arguments: list[str]) -> None:
     command, *rest = arguments
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    if HELP & set(rest) and command in ("attack", "evaluate", "report", "list"):
+    if HELP & set(rest) and command in ("attack", "evaluate", "report", "verify", "sign", "list"):
         print(command_help(command))
         return
     own, rest = take_flags([IMPORT], rest)
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    print("splitveil:", " ".join(message.splitlines()), file=sys.stderr)
+    say("splitveil:", " ".join(message.splitlines()), file=sys.stderr)
     sys.exit(2)
 
 

@@ -269,8 +269,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The table in a recipe."""
     if not Path(path).exists():
         raise UserError(f"no recipe at {path}; recipes/ holds ours, runs/NAME/config.toml that of a run")
+    return parse_toml(read_bytes(path, LONGEST_RECIPE), path)
+
+
+def parse_toml(data: bytes, path: str | Path) -> dict[str, Any]:
+    """The table in the bytes of a TOML file; `path` names it in an error."""
     try:
-        return tomllib.loads(read_bytes(path, LONGEST_RECIPE).decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

@@ -14,72 +14,44 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from splitveil.config import Config, as_begun, from_dict, read_toml, to_dict, to_toml, with_older_defaults, without_none
+from splitveil.config import Config, as_begun, from_dict, parse_toml, to_dict, to_toml, with_older_defaults, without_none
+from splitveil.files import (
+    append,
+    is_there,
+    json_bytes,
+    locked,
+    parse_json,
+    parse_table,
+    parse_tensors,
+    read_bytes,
+    read_json,
+    read_tensors,
+    tensor_bytes,
+    write_atomically,
+    write_json,
+    write_tensors,
+)  # fmt: skip
+from splitveil.manifest import NAME as MANIFEST
+from splitveil.manifest import Damaged, Manifest, Step, begin, changing, intact, lists, remedy, verified
+from splitveil.printable import printable
+from splitveil.progress import tell_once, warn
 from splitveil.registry import UserError
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock
-    fcntl = None
-
+__all__ = [
+    "Run", "environment", "locked", "measuring", "read_json", "read_tensors", "run_folder", "write_atomically", "write_json",
+    "write_tensors",
+]  # fmt: skip
 SCHEMA = 1
 LATER = {"name", "device", "attacks", "imports"}
 """Settings that may change on an existing run: they do not change what was trained."""
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: whoever reads it finds the old content or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)  # on a full disk half a file is in the way
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; is {path.parent} a run folder that got this far?") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error})") from None
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(plain, metadata))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, "pt") as file:
-            # We clone because get_tensor only maps the file: if it were overwritten later, this process would crash.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; train the run first") from None
-    except SafetensorError as error:
-        raise UserError(f"{path} is not a safetensors file ({error})") from None
 
 
 def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -141,17 +113,23 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return [f"{key}: {ours!r}, not {theirs!r}" for key, (ours, theirs) in pairs.items() if ours != theirs]
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time train in a folder. The lock is on a file beside the folder and ends with the process."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "a") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{folder} is being trained by another process; wait or change --name") from None
-        yield
+def run_folder(root: Path, name: str) -> Path:
+    """The folder of a run below `--runs`; a name that would lead out of there is refused. `sweep/a` is a folder in a folder."""
+    parts = name.split("/")
+    if not name.strip() or name != printable(name) or "\n" in name or "\t" in name:
+        raise UserError(f"--name is {name!r}, must be a name of printable characters")
+    if Path(name).is_absolute() or not {"", ".", ".."}.isdisjoint(parts) or "\\" in name:
+        raise UserError(f"--name is {name!r}, must stay within {root}; use a plain name such as {Path(name).name or 'run'!r}")
+    return root / name
+
+
+def settings_digest(table: dict[str, Any]) -> str:
+    """Digest of the settings that config.toml itself gives, without `LATER`.
+
+    Unlike `config_sha256` it stays the same when a later version of splitveil has more settings.
+    """
+    kept = {key: value for key, value in table.items() if key not in LATER}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 class Run:
@@ -159,6 +137,8 @@ class Run:
 
     def __init__(self, folder: Path, config: Config) -> None:
         self.folder, self.config = folder, config
+        self._lines = hashlib.sha256(), 0
+        """Of metrics.jsonl as this process has written it: its digest so far, and its bytes."""
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> "Run":
@@ -171,13 +151,13 @@ class Run:
                 raise UserError(
                     f"{folder} holds a run with other settings ({changed[0]}); choose another --name or --runs, or delete it"
                 )
-            write_atomically(folder / "config.toml", to_toml(to_dict(written)).encode())
+            run._write_config(to_dict(written))
             return cls(folder, written)
         text = to_toml(to_dict(written)).encode()
         if folder.exists():
-            found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+            found = {p.name: p for p in folder.iterdir() if not p.name.startswith(".")}
             # A run that was killed between the two writes below has left its config alone.
-            killed = found == [folder / "config.toml"] and found[0].read_bytes() == text
+            killed = list(found) == ["config.toml"] and read_bytes(found["config.toml"]) == text
             if found and not killed:
                 raise UserError(f"{folder} exists and is not a run folder; choose another --name")
         write_atomically(folder / "config.toml", text)
@@ -191,41 +171,113 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        if not (folder / "schema.json").exists():
+        path = folder / "schema.json"
+        if not is_there(path):
             raise UserError(f"{folder} is not a run folder (no schema.json); `splitveil train --name …` makes one")
-        schema = read_json(folder / "schema.json").get("schema")
+        schema = parse_table(verified(folder, "schema.json"), path).get("schema")
         if schema != SCHEMA:
             raise UserError(f"{folder} has schema {schema}, this splitveil reads {SCHEMA}; use the one that wrote it")
-        return cls(folder, from_dict(with_older_defaults(read_toml(folder / "config.toml"))))
+        run = cls(folder, from_dict(with_older_defaults(config_table(folder))))
+        if not run.has_manifest and run.computed:
+            tell_once(
+                f"{folder} is unverified: it has no {MANIFEST}, so nobody can tell whether its files are as they were written"
+            )
+        return run
+
+    @property
+    def has_manifest(self) -> bool:
+        return is_there(self.folder / MANIFEST)
+
+    @property
+    def computed(self) -> bool:
+        """True if anything has been trained or measured."""
+        return any((self.folder / name).exists() for name in ("weights", "state", "attacks", "summary.json"))
+
+    def begin_manifest(self) -> None:
+        """Give a new run its manifest. A folder in which anything was computed without one stays unverified."""
+        if not self.has_manifest and not self.computed:
+            path = self.folder / "config.toml"
+            begin(self.folder, {"config.toml": settings_digest(parse_toml(read_bytes(path), path))})
+
+    def _write_config(self, table: dict[str, Any]) -> None:
+        """Write `LATER` of this table into config.toml; the other settings stay as the file has them."""
+        path = self.folder / "config.toml"
+        before = read_bytes(path)
+        old = parse_toml(before, path)
+        new = {key: value if key in LATER else old[key] for key, value in table.items() if key in LATER or key in old}
+        text = to_toml(new).encode()
+        if text != before or not intact(self.folder, "config.toml"):
+            with changing(self.folder) as step:
+                step.write("config.toml", text, means=settings_digest(new))
+
+    def take_edits(self) -> None:
+        """List config.toml as it is, if somebody has edited settings of it that may change."""
+        if not intact(self.folder, "config.toml"):
+            self._write_config(to_dict(self.config))
 
     @property
     def config_sha256(self) -> str:
         """Digest of all that decides the weights: the config without `LATER` and without None, as JSON with sorted keys.
 
         It does not depend on how config.toml is laid out. Older run folders carry a digest of their TOML text instead; they
-        stay readable, because nothing compares the two.
+        stay readable, because a difference is only told and never refused.
         """
         table = {k: v for k, v in to_dict(self.config).items() if k not in LATER}
         return hashlib.sha256(json.dumps(without_none(table), sort_keys=True).encode()).hexdigest()
 
     def check_splits(self, summary: dict[str, Any]) -> None:
         """Write splits.json, or refuse to go on with other images than those the run began with."""
-        path = self.folder / "splits.json"
-        if not path.exists():
-            write_json(path, summary)
-        elif read_json(path) != summary:
+        path, data = self.folder / "splits.json", json_bytes(summary)
+        manifest = Manifest.of(self.folder)
+        known = manifest.candidates("splits.json") if manifest else []
+        if not known and not is_there(path):
+            with changing(self.folder) as step:
+                step.write("splits.json", data)
+            return
+        try:
+            found = parse_json(verified(self.folder, "splits.json"), path)
+        except Damaged as error:
+            if not any(entry.fits(data) for entry in known):
+                raise
+            warn(f"{str(error).partition(';')[0]}; it is written again, because the images are still those that it was made of")
+            with changing(self.folder) as step:
+                step.write("splits.json", data)
+            return
+        if found != summary:
             raise UserError(f"the images are not those of {path}; restore the data set, or choose another --name")
 
+    def read(self, name: str) -> dict[str, Any]:
+        """A table of the folder, such as splits.json."""
+        return parse_table(verified(self.folder, name), self.folder / name)
+
+    def environment(self) -> dict[str, Any]:
+        """What environment.json says of the software and hardware that trained the run; empty, which is told, if it is gone."""
+        if is_there(self.folder / "environment.json"):
+            return self.read("environment.json")
+        warn(f"{self.folder / 'environment.json'} is missing: nobody knows what trained the run")
+        return {}
+
+    def write_environment(self, device: torch.device) -> None:
+        with changing(self.folder) as step:
+            step.write("environment.json", json_bytes(environment(device)))
+
     def append_metrics(self, line: dict[str, Any]) -> None:
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        text = json.dumps(line) + "\n"
+        append(self.folder / "metrics.jsonl", text)
+        self._lines[0].update(text.encode())
+        self._lines = self._lines[0], self._lines[1] + len(text.encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
+        known = lists(self.folder, "metrics.jsonl")
+        if not known and not is_there(path):
             return []
-        lines = path.read_text().split("\n")
-        return [json.loads(line) for line in lines if line.endswith("}")]  # a kill can leave half a line
+        text = (verified(self.folder, "metrics.jsonl") if known else read_bytes(path)).decode(errors="replace")
+        lines = [line for line in text.split("\n") if line.endswith("}")]  # a kill can leave half a line
+        found = [parse_table(line.encode(), path) for line in lines]
+        if any(not isinstance(line.get("epoch"), int) for line in found):
+            raise UserError(f"{path} has a line without its epoch; {remedy(self.folder, 'metrics.jsonl')}")
+        return found
 
     def last_metrics(self) -> dict[str, Any]:
         lines = self.metrics()
@@ -234,37 +286,111 @@ class Run:
         return lines[-1]
 
     def drop_metrics_from(self, epoch: int) -> None:
-        kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < epoch]
-        write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
+        kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < epoch] if epoch else []
+        data = "".join(kept).encode()
+        self._lines = hashlib.sha256(data), len(data)
+        with changing(self.folder) as step:
+            step.write("metrics.jsonl", data, grows=True)
 
-    def save_weights(self, which: str, tensors: dict[str, Tensor], epoch: int) -> None:
+    def save_weights(self, which: str, tensors: dict[str, Tensor], epoch: int, step: Step | None = None) -> None:
+        """Write weights, as part of a step if one is given."""
         # All metadata is under one key, because safetensors writes several keys in random order, and then files with equal
         # weights would have different hashes.
         metadata = {"weights": json.dumps({"epoch": epoch, "config_sha256": self.config_sha256})}
-        write_tensors(self.folder / "weights" / f"{which}.safetensors", tensors, metadata)
+        with nullcontext(step) if step else changing(self.folder) as own:
+            own.write(f"weights/{which}.safetensors", tensor_bytes(tensors, metadata), ("config.toml", "splits.json"))
 
     def load_weights(self, which: str = "last") -> dict[str, Tensor]:
-        return read_tensors(self.folder / "weights" / f"{which}.safetensors")[0]
+        name = f"weights/{which}.safetensors"
+        tensors, metadata = parse_tensors(self._trained(name), self.folder / name)
+        said = weights_header(metadata).get("config_sha256")
+        if not self.has_manifest and said not in (None, self.config_sha256):
+            tell_once(
+                f"{self.folder / name} says that it was trained with other settings than config.toml has, or by an older version"
+            )
+        if broken := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
+            raise UserError(
+                f"{self.folder / name} holds numbers that are not finite ({broken[0]}): this model has no accuracy and no leak "
+                "to measure; train it anew under another --name"
+            )
+        return tensors
 
-    def save_state(self, tree: dict[str, Any], epoch: int) -> None:
+    def _trained(self, name: str) -> bytes:
+        path = self.folder / name
+        if not self.has_manifest and not path.exists():
+            raise UserError(f"{path} is missing; train the run first")
+        return verified(self.folder, name)
+
+    def save_state(self, tree: dict[str, Any], epoch: int, step: Step) -> None:
         """Write all that the next epoch needs. A run resumes from train.safetensors; train.json is its header, for people."""
         tensors, others = flatten(tree)
         header = {"epoch": epoch, "others": others}
-        write_tensors(self.folder / "state" / "train.safetensors", tensors, {"train": json.dumps(header)})
-        write_json(self.folder / "state" / "train.json", header)
+        step.write(
+            "state/train.safetensors", tensor_bytes(tensors, {"train": json.dumps(header)}),
+            come_from=("config.toml", "splits.json"),
+        )  # fmt: skip
+        step.write("state/train.json", json_bytes(header))
+        lines, size = self._lines
+        last = epoch + 1 >= self.config.train.epochs
+        step.note("metrics.jsonl", lines.hexdigest(), None if last else size)
 
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any], int] | None:
         """The tensors, the other leaves and the last finished epoch; None if no state was written yet."""
-        path = self.folder / "state" / "train.safetensors"
-        if not path.exists():
+        name = "state/train.safetensors"
+        path = self.folder / name
+        if not is_there(path):
+            if lists(self.folder, name):
+                tell_once(f"{path} is missing: the training begins anew")
             return None
-        tensors, metadata = read_tensors(path)
-        if "train" not in metadata:
+        tensors, metadata = parse_tensors(verified(self.folder, name), path)
+        header = state_header(metadata)
+        if header is None:
             raise UserError(f"{path} holds no training state; delete {path.parent} to start the run anew")
-        header = json.loads(metadata["train"])
         return tensors, header["others"], header["epoch"]
 
     def finished(self) -> bool:
         """True if all epochs of the config are trained."""
         saved = self.load_state()
         return saved is not None and saved[2] + 1 >= self.config.train.epochs
+
+    def has_weights(self) -> bool:
+        """True if weights/last is of the last epoch: all that attack and evaluate need of a training."""
+        path = self.folder / "weights" / "last.safetensors"
+        if not is_there(path):
+            return self.finished()
+        epoch = weights_header(parse_tensors(verified(self.folder, "weights/last.safetensors"), path)[1]).get("epoch")
+        return epoch + 1 >= self.config.train.epochs if isinstance(epoch, int) else self.finished()
+
+
+def config_table(folder: Path) -> dict[str, Any]:
+    """The settings of config.toml. Those that decide the weights must be what the manifest says; `LATER` may be edited."""
+    path, manifest = folder / "config.toml", Manifest.of(folder)
+    if manifest is None or intact(folder, "config.toml"):
+        return parse_toml(read_bytes(path), path)
+    try:
+        table = parse_toml(read_bytes(path), path)
+    except UserError as error:
+        raise Damaged(f"{error}; {remedy(folder, 'config.toml')}") from None
+    if all(entry.means != settings_digest(table) for entry in manifest.candidates("config.toml")):
+        verified(folder, "config.toml")  # raises
+    warn(f"{path} was edited: its name, device or attacks are not what {MANIFEST} says; `splitveil attack {folder}` lists them")
+    return table
+
+
+def weights_header(metadata: dict[str, str]) -> dict[str, Any]:
+    """What the header of a weights file says; empty where it says nothing that we know."""
+    try:
+        header = json.loads(metadata.get("weights", "{}"))
+    except ValueError:
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def state_header(metadata: dict[str, str]) -> dict[str, Any] | None:
+    """The epoch and the leaves that are no tensors; None where the header is not that of a state."""
+    try:
+        header = json.loads(metadata["train"])
+    except (KeyError, ValueError):
+        return None
+    whole = isinstance(header, dict) and isinstance(header.get("others"), dict) and isinstance(header.get("epoch"), int)
+    return header if whole and isinstance(header["others"].get("best"), int | float) else None

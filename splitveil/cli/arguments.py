@@ -48,7 +48,10 @@ def parse(arguments: list[str], base: dict[str, Any] | None = None, command: str
     while arguments and not arguments[0].startswith("-"):
         recipes.append(arguments.pop(0))
         layer = read_toml(recipes[-1])
-        from_dict(layer)  # a mistake in the recipe is refused even where a flag would replace it
+        try:
+            from_dict(layer)  # a mistake in the recipe is refused even where a flag would replace it
+        except UserError as error:
+            raise UserError(f"{recipes[-1]}: {error}") from None
         table = layer if len(recipes) == 1 else merged(table, layer)
     if len(recipes) > 1:
         table["name"] = "-".join(Path(recipe).stem for recipe in recipes)

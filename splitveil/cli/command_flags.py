@@ -111,6 +111,9 @@ IMAGES = Flag(
 )
 PICTURE = Flag("--out", "FILE", "Also draw the cuts, as .svg, .png or .pdf.")
 ANYWAY = Flag("--anyway", "", "Report runs together although their numbers do not compare, such as those on other test images.")
+KEY = Flag("--key", "FILE", "The key that signs. It lies outside the run, and only you may read it.")
+NEW_KEY = Flag("--new-key", "FILE", "Make a key there, and FILE.pub beside it for those who verify. Needs no RUN.")
+PUBLIC_KEY = Flag("--key", "FILE.pub", "Whose signature there must be: the public half of the key that signed.")
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -135,6 +138,8 @@ COMMANDS = {
         flags=(*AUDIT, FAIL_IF, ACCEPT_FLAG, AUDIT_OUT),
     ),
     "report": Command("write one HTML file from one or more runs", "RUN…", (OUT, ANYWAY)),
+    "verify": Command("check that every file of a run is what its manifest, and a signature, says", "RUN…", (PUBLIC_KEY,)),
+    "sign": Command("sign runs as they are, so that forgery is found", "RUN…", (KEY, NEW_KEY)),
     "list": Command("show every surrogate, defence, attack, model and data set, or some of them", "[KIND or NAME …]"),
     "cuts": Command(
         "show where a model can be cut: what is sent, what the edge computes and, with --leak, what leaks",

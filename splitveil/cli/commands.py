@@ -21,9 +21,15 @@ from splitveil.evaluation.gate import refusals
 from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.which_attacks_count import Incomplete, standing
+from splitveil.files import PATIENCE, locked, read_json
+from splitveil.manifest import NAME as MANIFEST
+from splitveil.manifest import problems
+from splitveil.manifest.signing import new_key, sign, signed_by
+from splitveil.printable import say
+from splitveil.progress import warn
 from splitveil.registry import DATASETS, EVERY, UserError, unknown
 from splitveil.report.terminal import print_table
-from splitveil.runs import Run, read_json
+from splitveil.runs import Run, run_folder
 from splitveil.training.build import build_splits
 from splitveil.training.train_runs import train_runs
 
@@ -41,9 +47,18 @@ def runs_in(path: Path) -> list[Path]:
     if (path / "schema.json").exists() or not below:
         return [path]
     if (path / "summary.json").exists():
-        order = [row["name"] for row in read_json(path / "summary.json")]
+        order = names_in(path / "summary.json")
         below.sort(key=lambda run: order.index(run.name) if run.name in order else len(order))
     return below
+
+
+def names_in(summary: Path) -> list[str]:
+    """The runs in the order of a demo's summary.json; a damaged one decides no order."""
+    try:
+        return [row["name"] for row in read_json(summary)]
+    except (UserError, TypeError, KeyError):
+        warn(f"{summary} is not a list of runs; they are taken by their names")
+        return []
 
 
 def each_of(command: str, axes: list[str], arguments: list[str]) -> list[Config]:
@@ -69,9 +84,9 @@ def each_of(command: str, axes: list[str], arguments: list[str]) -> list[Config]
 def train_command(arguments: list[str]) -> None:
     own, rest = take_flags(COMMANDS["train"].flags, arguments)
     root = Path(own["--runs"])
-    for run, _, _ in train_runs({root / config.name: config for config in each_of("train", own["--each"], rest)}):
+    for run, _, _ in train_runs({run_folder(root, c.name): c for c in each_of("train", own["--each"], rest)}):
         accuracy = run.last_metrics()["accuracy"]
-        print(f"{run.folder}: {run.config.train.epochs} epochs, validation accuracy {accuracy:.4f}")
+        say(f"{run.folder}: {run.config.train.epochs} epochs, validation accuracy {accuracy:.4f}")
 
 
 def run_command(arguments: list[str]) -> None:
@@ -86,12 +101,13 @@ def run_command(arguments: list[str]) -> None:
         build_attacks(config)  # a mistake in the attacks must be told before the training, not after it
     check_packages()
     summaries = []
-    for run, splits, device in train_runs({root / config.name: config for config in configs}):
-        attack_run(run, splits, device)
-        summaries.append(evaluate_run(run, splits, device))
+    for run, splits, device in train_runs({run_folder(root, config.name): config for config in configs}):
+        with locked(run.folder):
+            attack_run(run, splits, device)
+            summaries.append(evaluate_run(run, splits, device))
     print_table(summaries)
     for config in configs:
-        print(write_report([root / config.name], root / config.name / "report.html"))
+        say(write_report([root / config.name], root / config.name / "report.html"))
 
 
 def chosen_suite(name: str, others: list[str]) -> tuple[Any, ...] | None:
@@ -112,19 +128,21 @@ def attack_command(arguments: list[str]) -> None:
         raise UserError("--only says that no other attacks are to be run than --attacks names; name some")
     for folder in run_folders("attack", operands):
         run, place = trained_run(folder), folder / "attacks"
-        begin_suite_of(place, run.config.attacks)
-        if name:
-            begin(place, name)
-        elif names or options:
-            named = named_attacks(run.config, names, options)
-            config = replace(run.config, attacks=named) if only else with_added(run.config, named)
-            build_attacks(config)  # a mistake must be told before the run remembers it
-            run = Run.create(folder, config)
-            attacks = config.attacks
-        skipped = attack_run(run, checked_splits(run), pick_device(run.config.device), attacks)
+        with locked(folder):
+            run.take_edits()
+            begin_suite_of(place, run.config.attacks)
+            if name:
+                begin(place, name)
+            elif names or options:
+                named = named_attacks(run.config, names, options)
+                config = replace(run.config, attacks=named) if only else with_added(run.config, named)
+                build_attacks(config)  # a mistake must be told before the run remembers it
+                run = Run.create(folder, config)
+                attacks = config.attacks
+            skipped = attack_run(run, checked_splits(run), pick_device(run.config.device), attacks)
         done = standing(run, trained_weights(run), attacks).done
         told = f"; skipped {', '.join(skipped)}" if skipped else ""
-        print(f"{folder}: attacked by {', '.join(done)}{told}")
+        say(f"{folder}: attacked by {', '.join(done)}{told}")
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -137,7 +155,8 @@ def evaluate_command(arguments: list[str]) -> None:
     for folder in run_folders("evaluate", operands):
         run = trained_run(folder)
         try:
-            summary = evaluate_run(run, checked_splits(run), pick_device(run.config.device), suite_name)
+            with locked(folder, PATIENCE):
+                summary = evaluate_run(run, checked_splits(run), pick_device(run.config.device), suite_name)
         except Incomplete as error:
             if not conditions:
                 raise
@@ -148,7 +167,7 @@ def evaluate_command(arguments: list[str]) -> None:
     if summaries:
         print_table(summaries)
     if lines:
-        print(*lines, sep="\n", file=sys.stderr)
+        say(*lines, sep="\n", file=sys.stderr)
         sys.exit(3)
 
 
@@ -165,7 +184,44 @@ def report_command(arguments: list[str]) -> None:
 
     own, operands = read_flags("report", COMMANDS["report"].flags, arguments)
     folders = run_folders("report", operands)
-    print(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html"), own["--anyway"]))
+    say(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html"), own["--anyway"]))
+
+
+def verify_command(arguments: list[str]) -> None:
+    """Check runs against their manifests and signatures; exit code 3, with a line for each file that is not what it should be."""
+    own, operands = read_flags("verify", COMMANDS["verify"].flags, arguments)
+    key = Path(own["--key"]) if own["--key"] else None
+    found = []
+    for folder in run_folders("verify", operands):
+        lines = problems(folder)
+        try:
+            owner = signed_by(folder, key)
+        except UserError as error:
+            lines.append(str(error))
+        else:
+            told = f"signed by {owner}" if owner else "not signed: whoever can write there can have forged it"
+            if owner and key is None:
+                told += " (pass --key FILE.pub to check whose that is)"
+            if not lines:
+                say(f"{folder}: every file is what {MANIFEST} says; {told}")
+        found += lines
+    if found:
+        say(*found, sep="\n", file=sys.stderr)
+        sys.exit(3)
+
+
+def sign_command(arguments: list[str]) -> None:
+    own, operands = read_flags("sign", COMMANDS["sign"].flags, arguments)
+    if own["--new-key"]:
+        public = new_key(Path(own["--new-key"]))
+        say(f"{own['--new-key']}: a new key, keep it to yourself; {public}: give this to those who verify")
+        if not operands:
+            return
+    if not (file := own["--key"] or own["--new-key"]):
+        raise UserError("sign needs --key FILE; `splitveil sign --new-key FILE` makes one")
+    for folder in run_folders("sign", operands):
+        with locked(folder, PATIENCE):
+            say(f"{folder}: signed by {sign(folder, Path(file))}")
 
 
 def demo_command(arguments: list[str]) -> None:
@@ -234,14 +290,14 @@ def data_command(arguments: list[str]) -> None:
     splits = build_splits(config)
     channels, height, width = splits.task.shape
     plural = "s" * (channels > 1)
-    print(f"{name}: {len(splits.task.classes)} classes, {height}x{width} pixels, {channels} channel{plural}")
+    say(f"{name}: {len(splits.task.classes)} classes, {height}x{width} pixels, {channels} channel{plural}")
     for part, facts in splits.summary().items():
         print(f"  {part:<12}{facts['images']:>8} images   sha256 {facts['sha256']}")
 
 
 def trained_run(folder: Path) -> Run:
     run = Run.open(folder)
-    if not run.finished():
+    if not run.has_weights():
         raise UserError(
             f"{folder} is not trained to its end; "
             f"`splitveil train {folder}/config.toml --runs {folder.parent} --name {folder.name}` goes on with it"

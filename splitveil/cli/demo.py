@@ -14,9 +14,12 @@ from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import write_summaries
+from splitveil.files import locked
+from splitveil.printable import say
 from splitveil.registry import UserError
 from splitveil.report import check_packages, write_report
 from splitveil.report.terminal import print_table
+from splitveil.runs import run_folder
 from splitveil.training.train_runs import train_run
 
 
@@ -41,9 +44,10 @@ def demo(folder: Path, flags: list[str]) -> None:
     check_packages()
     summaries = []
     for config in configs:
-        run, splits, device = train_run(folder / config.name, config)
-        attack_run(run, splits, device)
-        summaries.append(evaluate_run(run, splits, device))
+        run, splits, device = train_run(run_folder(folder, config.name), config)
+        with locked(run.folder):
+            attack_run(run, splits, device)
+            summaries.append(evaluate_run(run, splits, device))
     write_summaries(folder, summaries)
     print_table(summaries)
-    print(write_report([folder / summary.name for summary in summaries], folder / "report.html"))
+    say(write_report([folder / summary.name for summary in summaries], folder / "report.html"))

@@ -7,7 +7,11 @@ attacks/decoder-0/skipped.json           in its place: why an attack of a suite 
 """
 
 import hashlib
+import io
 import json
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,11 @@ from torch import Tensor
 from splitveil.attacks import label_of
 from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.summary import AttackRecord, AttackResult, attack_record, to_json
+from splitveil.files import is_there, json_bytes, parse_table, parse_tensors, tensor_bytes
+from splitveil.manifest import Damaged, Manifest, changing, lists, remedy, verified, why_stale
 from splitveil.metrics import per_image_metrics
 from splitveil.metrics.residual import residual_share
-from splitveil.runs import read_json, read_tensors, write_json, write_tensors
+from splitveil.registry import UserError
 
 SAMPLES = 12
 """Images whose reconstructions are kept for the report, one of each class in turn."""
@@ -29,6 +35,10 @@ JUDGED = (
     "same_identity_original",
 )  # fmt: skip
 """What judges say of each image; see judges.py."""
+WEIGHTS = "weights/last.safetensors"
+ORIGIN = (WEIGHTS, "config.toml", "splits.json")
+"""What an attack's files are computed from, as far as it lies in the folder; splits.json has the images' digests."""
+LARGEST_ROWS = 2**30
 OWN_FIELDS = ("mse", "ssim", "psnr", "lpips", "residual", "residual_ceiling")
 """Metrics that have fields of their own in AttackResult; the means of all others are in `more`."""
 
@@ -40,31 +50,84 @@ def options_of(config: Any) -> dict[str, Any]:
 
 def weights_digest(folder: Path) -> str | None:
     """sha256 of the trained weights in a run folder; None if there are none."""
-    path = folder / "weights" / "last.safetensors"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+    there = (folder / WEIGHTS).exists() or lists(folder, WEIGHTS)
+    return hashlib.sha256(verified(folder, WEIGHTS)).hexdigest() if there else None
+
+
+def kept_in(folder: Path) -> tuple[Path, str]:
+    """The folder of the run or audit that an attack's folder belongs to, and how names of the attack's files begin there."""
+    return folder.parent.parent, f"{folder.parent.name}/{folder.name}/"
 
 
 def write_attack(folder: Path, record: AttackRecord, rows: dict[str, np.ndarray], rebuilt: Tensor, test: DeviceImages) -> None:
     """Write all files of a finished attack."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in ("attack.json", "skipped.json"):  # of an attack with other options or on other weights
-        (folder / old).unlink(missing_ok=True)
-    np.savez_compressed(folder / "rows.npz", **rows)  # type: ignore[arg-type]
     chosen = {"": sample_index(test.labels.cpu().numpy()), "marked_": marked_index(rows["mse"])}
     samples = {}
     for prefix, numbers in chosen.items():
         index = torch.from_numpy(numbers).to(rebuilt.device)
         pixels = {"original": test.images[index], "rebuilt": rebuilt[index].mul(255).round().byte()}
         samples |= {prefix + name: value for name, value in ({"index": index} | pixels).items()}
-    write_tensors(folder / "samples.safetensors", samples)
-    write_json(folder / "attack.json", to_json(record))
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **rows)  # type: ignore[arg-type]
+    root, start = kept_in(folder)
+    forget(folder, "attack.json", "skipped.json")  # of an attack with other options or on other weights
+    with changing(root) as step:
+        step.write(f"{start}rows.npz", packed.getvalue(), ORIGIN)
+        step.write(f"{start}samples.safetensors", tensor_bytes(samples), ORIGIN)
+        step.write(f"{start}attack.json", json_bytes(to_json(record)), ORIGIN)
 
 
 def write_skipped(folder: Path, config: Any, weights: str, why: str) -> None:
-    (folder / "attack.json").unlink(missing_ok=True)
     told = {"attack": label_of(config), "method": type(config).method, "why": why}
     table = told | {"options": options_of(config), "weights_sha256": weights}
-    write_json(folder / "skipped.json", table)
+    root, start = kept_in(folder)
+    forget(folder, "attack.json", "rows.npz", "samples.safetensors")
+    with changing(root) as step:
+        step.write(f"{start}skipped.json", json_bytes(table), ORIGIN)
+
+
+def forget(folder: Path, *files: str) -> None:
+    """Remove files of an attack, as far as they are there."""
+    root, start = kept_in(folder)
+    with changing(root) as step:
+        for file in files:
+            if is_there(folder / file) or lists(root, start + file):
+                step.remove(start + file)
+
+
+def why_void(folder: Path) -> str | None:
+    """Which file of a finished or skipped attack is damaged or missing, and what to run; None if all are as they were written."""
+    root, start = kept_in(folder)
+    readers: dict[str, Callable[[Path], object]] = {
+        "attack.json": read_record, "rows.npz": read_rows, "samples.safetensors": read_samples,
+    }  # fmt: skip
+    if is_there(folder / "skipped.json") or lists(root, f"{start}skipped.json"):
+        readers = {"skipped.json": read_skipped}
+    elif not is_there(folder / "attack.json") and not lists(root, f"{start}attack.json"):
+        return None  # it was never finished
+    for file, read in readers.items():
+        try:
+            read(folder)
+        except Damaged as error:
+            return str(error)
+        except UserError as error:
+            return f"{str(error).partition(';')[0]}; {remedy(root, start + file)}"
+    return None
+
+
+def is_stale(folder: Path) -> bool:
+    """True if the weights, the settings or the images that an attack's files were computed from have changed since."""
+    root, start = kept_in(folder)
+    return any(why_stale(root, start + file) for file in ("attack.json", "rows.npz", "skipped.json"))
+
+
+def attack_folders(attacks: Path) -> list[Path]:
+    """The folders of all attacks in attacks/: those that lie there, and those that a manifest says must."""
+    manifest = Manifest.of(attacks.parent)
+    listed = [Path(name).parts for name in (manifest.files if manifest else ())]
+    names = {parts[1] for parts in listed if len(parts) == 3 and parts[0] == attacks.name}
+    lying = {path.name for path in attacks.iterdir() if path.is_dir() and not path.is_symlink()} if attacks.is_dir() else set()
+    return [attacks / name for name in sorted(names | lying)]
 
 
 def sample_index(labels: np.ndarray, count: int = SAMPLES) -> np.ndarray:
@@ -83,7 +146,7 @@ def marked_index(mse: np.ndarray) -> np.ndarray:
 
 def read_attack(folder: Path, ceiling_mse: float) -> AttackResult:
     """A finished attack with its means over the test images."""
-    record = attack_record(read_json(folder / "attack.json"), str(folder / "attack.json"))
+    record = read_record(folder)
     rows = read_rows(folder)
     means: dict[str, Any] = {name: float(rows[name].mean()) for name in ("mse", "ssim", "psnr")}
     intervals: dict[str, Any] = {f"{name}_ci95": mean_interval(rows[name]) for name in means}
@@ -110,9 +173,50 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 
 def read_rows(folder: Path) -> dict[str, np.ndarray]:
     """One value for each test image: mse, psnr, ssim, residual, label, …"""
-    with np.load(folder / "rows.npz", allow_pickle=False) as rows:
-        return {name: rows[name] for name in rows.files}
+    root, start = kept_in(folder)
+    return parse_rows(verified(root, f"{start}rows.npz"), folder / "rows.npz")
+
+
+def parse_rows(data: bytes, path: Path) -> dict[str, np.ndarray]:
+    """The columns of rows.npz. What each would take is looked at before it is unpacked."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            if sum(member.file_size for member in packed.infolist()) > LARGEST_ROWS:
+                raise UserError(f"{path} would take more than {LARGEST_ROWS} bytes; run `splitveil attack` again")
+        with np.load(io.BytesIO(data), allow_pickle=False) as rows:
+            found = {name: rows[name] for name in rows.files}
+    except UserError:
+        raise
+    except (ValueError, KeyError, EOFError, OSError, TypeError, AttributeError, NotImplementedError, RuntimeError, MemoryError,
+            OverflowError, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+        raise UserError(f"{path} is not an .npz of plain arrays ({' '.join(str(error).split())}); attack the run again") from None
+    lacks = [name for name in ("mse", "ssim", "psnr") if name not in found]
+    shapes = {values.shape for values in found.values()}
+    if lacks or len(shapes) > 1 or len(next(iter(shapes))) != 1 or any(v.dtype.kind not in "biuf" for v in found.values()):
+        raise UserError(f"{path} must hold one number an image for mse, ssim, psnr and all else; attack the run again")
+    return found
+
+
+def read_record(folder: Path) -> AttackRecord:
+    """What attack.json says."""
+    root, start = kept_in(folder)
+    path = folder / "attack.json"
+    return attack_record(parse_table(verified(root, f"{start}attack.json"), path), str(path))
+
+
+def read_skipped(folder: Path) -> dict[str, Any]:
+    """What skipped.json says: why, with which options, on which weights."""
+    root, start = kept_in(folder)
+    table = parse_table(verified(root, f"{start}skipped.json"), folder / "skipped.json")
+    kinds = {"why": str, "options": dict, "weights_sha256": str}
+    if any(not isinstance(table.get(key), kind) for key, kind in kinds.items()):
+        raise UserError(f"{folder / 'skipped.json'} does not say why; attack the run again")
+    return table
 
 
 def read_samples(folder: Path) -> dict[str, Tensor]:
-    return read_tensors(folder / "samples.safetensors")[0]
+    root, start = kept_in(folder)
+    found, _ = parse_tensors(verified(root, f"{start}samples.safetensors"), folder / "samples.safetensors")
+    if any(name not in found or found[name].ndim != 4 or found[name].dtype != torch.uint8 for name in ("original", "rebuilt")):
+        raise UserError(f"{folder / 'samples.safetensors'} holds no originals and reconstructions; attack the run again")
+    return found

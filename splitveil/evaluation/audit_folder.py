@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from splitveil.files import json_bytes, read_table
+from splitveil.manifest import NAME, begin, changing
 from splitveil.registry import ATTACKS, UserError
-from splitveil.runs import read_json, write_json
 
 SCHEMA = 1
 KIND = "splitveil audit"
@@ -53,14 +54,19 @@ class AuditFolder:
     @classmethod
     def create(cls, folder: Path, config: AuditConfig) -> "AuditFolder":
         """Make the folder, or take that of an earlier audit, whose attacks count as far as they are the same."""
-        if folder.exists() and not is_audit(folder) and any(folder.iterdir()):
+        begun = {NAME, "audit.json"}  # all that a kill can leave before the folder is that of an audit
+        if folder.exists() and not is_audit(folder) and {path.name for path in folder.iterdir()} - begun:
             raise UserError(f"{folder} exists and holds no audit; name a new folder, or an empty one")
-        write_json(folder / "audit.json", config.to_dict())
-        write_json(folder / "schema.json", {"schema": SCHEMA, "kind": KIND})
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            begin(folder)
+        with changing(folder) as step:
+            step.write("audit.json", json_bytes(config.to_dict()))
+            step.write("schema.json", json_bytes({"schema": SCHEMA, "kind": KIND}))
         return cls(folder, config)
 
 
 def is_audit(folder: Path) -> bool:
     """True if the folder is that of an audit."""
     path = folder / "schema.json"
-    return path.exists() and read_json(path).get("kind") == KIND
+    return path.exists() and read_table(path).get("kind") == KIND

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from splitveil.config import from_dict
 from splitveil.evaluation.attack_folder import options_of
 from splitveil.evaluation.suites import suite, suite_of, version
+from splitveil.files import is_there, json_bytes, parse_json
+from splitveil.manifest import changing, lists, remedy, verified
+from splitveil.progress import warn
 from splitveil.registry import UserError
-from splitveil.runs import read_json, write_json
 
 FILE = "begun.json"
 
@@ -34,24 +36,34 @@ def known(name: str) -> Suite:
 
 def begun(attacks: Path) -> list[Suite]:
     """The suites that were begun in a folder of attacks, in this order."""
-    path = attacks / FILE
-    if not path.exists():
+    path, name = attacks / FILE, f"{attacks.name}/{FILE}"
+    if not is_there(path) and not lists(attacks.parent, name):
         return []
+    table = parse_json(verified(attacks.parent, name), path)
     try:
-        return [Suite(old["suite"], old["version"], from_dict({"attacks": old["attacks"]}).attacks) for old in read_json(path)]
+        return [Suite(old["suite"], old["version"], from_dict({"attacks": old["attacks"]}).attacks) for old in table]
     except UserError as error:
         raise UserError(f"{path}: {error}; use the splitveil that wrote it") from None
+    except (TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} is not a list of suites; {remedy(attacks.parent, name)}") from None
 
 
 def begin(attacks: Path, name: str) -> None:
     """Note that a suite is begun; what was begun before stays, and the one begun last stands last."""
     now = known(name)
-    suites = [old for old in begun(attacks) if old != now] + [now]
-    if suites != begun(attacks):
-        write_json(attacks / FILE, [
+    try:
+        before = begun(attacks)
+    except UserError as error:
+        warn(f"{error}: it is begun now")
+        before = []
+    suites = [old for old in before if old != now] + [now]
+    if suites != before:
+        table = [
             {"suite": each.name, "version": each.version, "attacks": [as_table(attack) for attack in each.attacks]}
             for each in suites
-        ])  # fmt: skip
+        ]
+        with changing(attacks.parent) as step:
+            step.write(f"{attacks.name}/{FILE}", json_bytes(table))
 
 
 def begin_suite_of(attacks: Path, configured: tuple[Any, ...]) -> None:

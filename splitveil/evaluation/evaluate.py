@@ -37,7 +37,7 @@ from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.metrics.lpips import lpips_or_why
 from splitveil.registry import UserError
 from splitveil.rng import stream
-from splitveil.runs import Run, measuring, read_json
+from splitveil.runs import Run, measuring
 from splitveil.training.build import Parts
 from splitveil.training.forward_pass import Pass, count_correct, run_pass
 from splitveil.training.health import loss_share
@@ -64,8 +64,8 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device, suite: str = ""
     training = training_of(run, parts)._replace(predicted_noise=predicted_noise(run, splits, parts, device))
     return evaluate(
         run, victim_of(run, splits, device, parts), tuple(type(defence).method for defence in run.config.defences),
-        training, suite, config_sha256=run.config_sha256, environment=read_json(run.folder / "environment.json"),
-        splits={name: Part(**part) for name, part in read_json(run.folder / "splits.json").items()},
+        training, suite, config_sha256=run.config_sha256, environment=run.environment(),
+        splits={name: Part(**part) for name, part in run.read("splits.json").items()},
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ the test images, as in a split by people whose classes are the people, there is 
 
 import hashlib
 import json
-import os
 from math import ceil
 from pathlib import Path
 
@@ -28,8 +27,9 @@ from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Sides
 from splitveil.evaluation.judge_network import Judge, by_identity, search
-from splitveil.progress import console
-from splitveil.runs import read_tensors, write_tensors
+from splitveil.files import read_tensors, write_tensors
+from splitveil.progress import console, warn
+from splitveil.registry import UserError
 
 SHELF = ".judges"
 LEARNED = 2**30
@@ -44,12 +44,13 @@ def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> 
     digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
     file = shelf / f"{judge.head}-{digest}.safetensors"
     if file.exists():
-        return judge.restore(read_tensors(file)[0], device)
+        try:
+            return judge.restore(read_tensors(file)[0], device)
+        except (UserError, KeyError, RuntimeError):
+            warn(f"{file} is damaged; this judge learns anew")
     console.print(f"[dim]a judge ({judge.head}) learns from the attacker's {len(part)} images, once", highlight=False)
     judge.fit(DeviceImages(part, device))
-    own = file.with_name(f"{file.name}.{os.getpid()}")  # two runs in one folder may be attacked at the same time
-    write_tensors(own, judge.net_.state_dict())
-    os.replace(own, file)
+    write_tensors(file, judge.net_.state_dict())  # two runs in one folder may be attacked at the same time: each writes all of it
     return judge
 
 

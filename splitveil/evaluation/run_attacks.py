@@ -108,7 +108,7 @@ def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
     config, name, seed, images = place.config, place.name, victim.seed, trial.own[asked_images(place.config)]
     check_classes(name, knows, images, victim.test)
     told = "; ".join(f"{what} {value}" for what, value in knows.describe().items())
-    console.print(f"[dim]{name} knows: {told}", highlight=False)
+    console.print(f"{name} knows: {told}", style="dim", highlight=False, markup=False)
     began = time.perf_counter()
     own = DeviceImages(images, test.device)
     captured = on_the_wire(victim, test, seed) if knows.captured else None

@@ -24,9 +24,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from splitveil.attacks.threat import ThreatModel
 from splitveil.evaluation.build_attacks import threat_of
+from splitveil.files import is_there, json_bytes, parse_json, write_json
+from splitveil.manifest import changing, verified, why_stale
 from splitveil.metrics.cost import Cost
+from splitveil.progress import warn
 from splitveil.registry import UserError
-from splitveil.runs import read_json, write_json
 
 SCHEMA = 2
 """Of summary.json and attack.json; that of the run folder is in runs.py."""
@@ -34,6 +36,8 @@ Interval = tuple[float, float]
 """Both ends of a 95 % interval."""
 Probes = dict[str, dict[str, float]]
 """For each attribute: how often it is guessed by the most frequent value ("majority") and by each kind of probe."""
+PLAIN: dict[Any, Any] = {float: int | float, int: int, str: str, bool: bool}
+"""What JSON must hold for a field of these types."""
 T = TypeVar("T")
 
 
@@ -248,7 +252,9 @@ def to_json(value: Summary | AttackRecord) -> dict[str, Any]:
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    write_json(folder / "summary.json", to_json(summary))
+    rows = [f"attacks/{attack.attack}-{attack.seed}/rows.npz" for attack in summary.attacks.values()]
+    with changing(folder) as step:
+        step.write("summary.json", json_bytes(to_json(summary)), come_from=("weights/last.safetensors", "config.toml", *rows))
 
 
 def write_summaries(folder: Path, summaries: Sequence[Summary]) -> None:
@@ -259,9 +265,12 @@ def write_summaries(folder: Path, summaries: Sequence[Summary]) -> None:
 def read_summary(folder: Path) -> Summary:
     """summary.json of a run folder, also one that an older version wrote."""
     path = folder / "summary.json"
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"{folder} has no summary.json; run `splitveil attack {folder}` and `splitveil evaluate {folder}`")
-    return from_json(Summary, read_json(path), str(path))
+    found = from_json(Summary, parse_json(verified(folder, "summary.json"), path), str(path))
+    if (source := why_stale(folder, "summary.json")) is not None:
+        warn(f"{path} was made from another {source} than lies there now; run `splitveil evaluate {folder}`")
+    return found
 
 
 def attack_record(table: dict[str, Any], where: str) -> AttackRecord:
@@ -276,15 +285,17 @@ def from_json(kind: type[T], table: dict[str, Any], where: str) -> T:
     schema = table.get("schema")
     if schema not in range(1, SCHEMA + 1):
         raise UserError(f"{where} has schema {schema}, this splitveil reads 1 to {SCHEMA}; evaluate the run again")
-    if schema == 1 and kind is Summary:
+    if schema == 1 and kind is Summary and isinstance(table.get("attacks"), dict):
         table = table | {"attacks": {name: since_schema_2(row) for name, row in table["attacks"].items()}}
-    elif schema == 1:
+    elif schema == 1 and kind is not Summary:
         table = since_schema_2(table)
     return read_as(kind, table, where)
 
 
 def since_schema_2(row: dict[str, Any]) -> dict[str, Any]:
-    """An attack of schema 1 with the fields of its threat model in the place of words."""
+    """An attack of schema 1 with the fields of its threat model in the place of words; `read_as` says what else is wrong."""
+    if not isinstance(row, dict) or not isinstance(row.get("attack"), str) or not isinstance(row.get("options"), dict):
+        return row
     method = row.get("method", row["attack"])
     return row | {"method": method, "threat": threat_of(method, row["options"]).to_dict()}
 
@@ -292,12 +303,24 @@ def since_schema_2(row: dict[str, Any]) -> dict[str, Any]:
 field_types = cache(get_type_hints)
 
 
+def fits(kind: Any, value: Any) -> bool:
+    """True if a value of JSON can stand for the type of a field."""
+    if isinstance(value, bool) and kind in (int, float):
+        return False
+    is_table = get_origin(kind) is dict or is_dataclass(kind)
+    return isinstance(value, list if get_origin(kind) is tuple else dict if is_table else PLAIN.get(kind, object))
+
+
 def read_as(kind: Any, value: Any, where: str) -> Any:
     """A value of JSON as the type that a field declares: lists become tuples, tables become dataclasses."""
     origin, arms = get_origin(kind), get_args(kind)
     if origin is UnionType:  # X | None
         return None if value is None else read_as(arms[0], value, where)
+    if not fits(kind, value):
+        raise UserError(f"{where} has {str(value)[:40]!r} in the place of a {kind}; evaluate the run again")
     if origin is tuple:
+        if arms[-1] is not ... and len(value) != len(arms):
+            raise UserError(f"{where} has {len(value)} numbers where {len(arms)} belong; evaluate the run again")
         return tuple(read_as(arms[0], item, where) for item in value)
     if origin is dict:
         return {key: read_as(arms[1], item, where) for key, item in value.items()}

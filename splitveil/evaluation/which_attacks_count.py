@@ -25,14 +25,16 @@ from torch import Tensor
 
 from splitveil.attacks import Attack, label_of
 from splitveil.attacks.threat import SAME_DISTRIBUTION
-from splitveil.evaluation.attack_folder import options_of
+from splitveil.evaluation.attack_folder import attack_folders, is_stale, options_of, why_void
 from splitveil.evaluation.begun import begun
 from splitveil.evaluation.build_attacks import asked_images
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import Kept, Victim
+from splitveil.files import parse_table, read_json
+from splitveil.manifest import verified
+from splitveil.progress import warn_once
 from splitveil.registry import UserError
 from splitveil.rng import stream
-from splitveil.runs import read_json
 from splitveil.training.build import Parts
 
 
@@ -79,13 +81,18 @@ def target_of(weights: str, splits: Mapping[str, Part]) -> Target:
 def target_in(folder: Path, weights: str) -> Target:
     """The target that weights and splits.json of a folder are, where it has one."""
     path = folder / "splits.json"
-    parts = read_json(path) if path.exists() else {}
+    parts = parse_table(verified(folder, "splits.json"), path) if path.exists() else {}
     return target_of(weights, {name: Part(**part) for name, part in parts.items()})
 
 
 def recorded(attacks: Path, file: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """What attack.json or skipped.json of each folder says."""
-    return ((path.parent, read_json(path)) for path in sorted(attacks.glob(f"*/{file}")))
+    """What attack.json or skipped.json of each folder says. What is damaged, which is told, or computed from what has changed
+    since, counts as never run."""
+    for folder in attack_folders(attacks):
+        if (why := why_void(folder)) is not None:
+            warn_once(why)
+        elif (folder / file).exists() and not is_stale(folder):
+            yield folder, read_json(folder / file)
 
 
 def finished(attacks: Path, target: Target) -> dict[str, Path]:
@@ -136,6 +143,8 @@ def counted(run: Kept, weights: str, suite: str = "") -> Standing:
 
     A run that is held to a suite, by name or because one was begun, may lack attacks: then its summary says what is incomplete.
     """
+    for why in filter(None, map(why_void, attack_folders(run.folder / "attacks"))):
+        raise UserError(why)
     found = standing(run, weights)
     held = suite or begun(run.folder / "attacks")
     if found.missing and not (held and found.done):

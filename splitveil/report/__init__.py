@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from splitveil.evaluation.comparable import check_comparable
+from splitveil.files import PATIENCE, locked, write_atomically
+from splitveil.manifest import changing
 from splitveil.registry import UserError
-from splitveil.runs import write_atomically
 
 
 def check_packages() -> None:
@@ -31,5 +32,10 @@ def write_report(folders: list[Path], out: Path, anyway: bool = False) -> Path:
     runs = read_runs(folders)
     if not anyway:
         check_comparable([run.summary for run in runs])
-    write_atomically(out, page(runs).encode())
+    data = page(runs).encode()
+    if (out.parent / "schema.json").exists():  # the report of one run lies in its folder, and its manifest lists it
+        with locked(out.parent, PATIENCE), changing(out.parent) as step:
+            step.write(out.name, data, come_from=("summary.json",))
+    else:
+        write_atomically(out, data)
     return out

@@ -14,6 +14,7 @@ from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
 from splitveil.evaluation.verdict import Verdict, verdict
+from splitveil.manifest import verified
 from splitveil.registry import UserError
 from splitveil.runs import Run
 
@@ -65,7 +66,7 @@ def read_runs(folders: list[Path]) -> list[Shown]:
 def training_of(folder: Path) -> tuple[list[dict[str, Any]], int, str]:
     """The lines of each epoch, how many epochs were asked for, and the config; an audit has no epochs."""
     if is_audit(folder):
-        return [], 0, without_paths((folder / "audit.json").read_text(encoding="utf-8"))
+        return [], 0, without_paths(verified(folder, "audit.json").decode(errors="replace"))
     run = Run.open(folder)
     by_epoch = {line["epoch"]: line for line in run.metrics()}  # a killed epoch may stand there twice: the later line counts
     text = without_paths((folder / "config.toml").read_text(encoding="utf-8"))

@@ -4,7 +4,6 @@ import re
 from math import isfinite
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,6 +12,7 @@ from splitveil.evaluation.gate import incomplete
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.verdict import verdict
 from splitveil.evaluation.worst_case import over_seeds
+from splitveil.progress import SafeConsole
 
 
 def worst_line(summary: Summary) -> list[str]:
@@ -53,7 +53,7 @@ COLOURS = {"exposed": "red", "traces": "yellow", "hidden": "green", "not establi
 
 def print_table(summaries: list[Summary]) -> None:
     """Print the verdicts, then runs that compare in one table; those that do not get tables of their own, with the reason."""
-    console, apart = Console(), groups(summaries)
+    console, apart = SafeConsole(), groups(summaries)
     for summary in summaries:
         found = verdict(summary)
         told = escape(f"{summary.name}: {found.headline}")
@@ -67,7 +67,7 @@ def print_table(summaries: list[Summary]) -> None:
 
 def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
     """One table, what belongs to its rows, and further lines."""
-    console = Console()
+    console = SafeConsole()
     title = f"{summaries[0].n_test} test images; MSE and SSIM are those of the strongest attack, the one with the lowest MSE"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for column in COLUMNS:
@@ -89,7 +89,7 @@ def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
 def cells(summary: Summary) -> list[str]:
     """The row of one run: the numbers of its strongest attack, all from that attack."""
     best = summary.strongest
-    leak = ["none run", "", ""] if best is None else [best.attack, f"{best.mse:.4f}", f"{best.ssim:.3f}"]
+    leak = ["none run", "", ""] if best is None else [escape(best.attack), f"{best.mse:.4f}", f"{best.ssim:.3f}"]
     bits = "∞" if summary.bits is None else f"{summary.bits:.0f}"
     accuracy = f"{summary.accuracy:.3f}" if isfinite(summary.accuracy) else "–"
     return [escape(summary.name), verdict(summary).grade, accuracy, *leak, bits]

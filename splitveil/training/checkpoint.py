@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitveil.files import is_there
+from splitveil.manifest import intact
+from splitveil.progress import warn
 from splitveil.registry import UserError
 from splitveil.runs import Run
 from splitveil.training.build import Parts
@@ -36,7 +39,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, leaves: dict[str, Any]) 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in leaves.items():
-        index, key = name.split(".", 1)
+        index, _, key = name.partition(".")
+        if not index.isdigit() or int(index) >= len(parameters):
+            raise UserError(
+                f"the state has {name!r} of an optimiser with {len(parameters)} parameters; restore it, or train anew"
+            )
         parameter = parameters[int(index)]
         if isinstance(value, Tensor) and value.shape == parameter.shape:
             # Laid out as the parameter is, which fused optimisers insist on.
@@ -78,6 +85,16 @@ def load_weights(parts: Parts, tensors: dict[str, Tensor]) -> None:
     with refused():
         parts.model.load_state_dict(below(tensors, "model"))
         parts.channel.load_state_dict(below(tensors, "channel"))
+
+
+def mend_weights(run: Run, parts: Parts) -> None:
+    """Write the weights of a finished run again from its state, if they are damaged or missing."""
+    path = run.folder / "weights" / "last.safetensors"
+    if is_there(path) and intact(run.folder, "weights/last.safetensors"):
+        return
+    warn(f"{path} is missing or not what manifest.json says; it is written again from the state")
+    epoch = restore(parts, run)[0] - 1
+    run.save_weights("last", weights_of(parts), epoch)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from splitveil.compute.launch import Repeated
 from splitveil.config import TrainConfig
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.data.splits import Splits
+from splitveil.manifest import changing
 from splitveil.metrics.leakage import variance_histogram
 from splitveil.progress import steps_bar, warn
 from splitveil.registry import UserError
@@ -200,11 +201,12 @@ class Training(Stepper):
 
     def save(self, epoch: int) -> None:
         """Write a checkpoint. Its state comes last: a run that is killed before that goes on from the checkpoint before."""
-        if self.champion is not None:
-            self.run.save_weights("best", *self.champion)
-        self.run.save_weights("last", weights_of(self.parts), epoch)
         kept = {} if self.kept is None else {"kept": self.kept}
-        self.run.save_state(state_of(self.parts, self.optimizer, self.best) | kept, epoch)
+        with changing(self.run.folder) as step:
+            if self.champion is not None:
+                self.run.save_weights("best", *self.champion, step)
+            self.run.save_weights("last", weights_of(self.parts), epoch, step)
+            self.run.save_state(state_of(self.parts, self.optimizer, self.best) | kept, epoch, step)
         self.saved, self.champion = time.perf_counter(), None
 
 

@@ -14,8 +14,9 @@ from splitveil.compute.process_group import process_group
 from splitveil.config import Config
 from splitveil.data.splits import Splits
 from splitveil.registry import UserError
-from splitveil.runs import Run, environment, locked, write_json
+from splitveil.runs import Run, locked
 from splitveil.training.build import build_parts, build_splits
+from splitveil.training.checkpoint import mend_weights
 from splitveil.training.loop import Training, check_batch, train
 
 
@@ -43,14 +44,18 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
         for (folder, config), (splits, parts) in zip(configs.items(), built):
             if rank == 0:
                 locks.enter_context(locked(folder))
-                Run.create(folder, config).check_splits(splits.summary())
+                run = Run.create(folder, config)
+                run.begin_manifest()
+                run.check_splits(splits.summary())
             if world > 1:
                 dist.barrier()  # one process makes the folder, the others find it
             runs.append(Run.open(folder))
             if not runs[-1].finished():
                 if rank == 0:
-                    write_json(folder / "environment.json", environment(device))
+                    runs[-1].write_environment(device)
                 trainings.append(Training(runs[-1], parts, splits, device, rank, world))
+            elif rank == 0:
+                mend_weights(runs[-1], parts)
         if trainings:
             train(trainings)
             # DistributedDataParallel's threads must end before the process group does, and a process's first training is

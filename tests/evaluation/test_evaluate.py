@@ -138,6 +138,7 @@ def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lac
     with np.load(file) as rows:
         old = {name: rows[name] for name in ("mse", "psnr", "ssim", "label")}
     np.savez(file, **old)  # type: ignore[arg-type]
+    (run.folder / "manifest.json").unlink()  # there was none either
     before = evaluate_run(run, splits, device)
     assert before.recognised_original is before.attacks["mean_image"].recognised is None
     assert "no judge was asked when these attacks were run" in (before.no_judge or "")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from splitveil import runs
 from splitveil.cli.arguments import parse
+from splitveil.manifest import problems
 from splitveil.registry import SURROGATES, Registry, UserError
 from splitveil.runs import Run
 from splitveil.statistics.by_class import class_moments
@@ -149,10 +150,14 @@ def test_a_kill_at_any_of_the_writes_loses_nothing(
                 break  # there were no more than k writes
             except Killed:
                 kills += 1
+        if (folder / "manifest.json").exists():
+            assert problems(folder) == [], f"killed {moment} write {k}"
         train_run(folder, config)
         assert outcome(folder) == expected, f"killed {moment} write {k}"
-    # Config, schema, splits, environment and metrics; best (of epoch 1), last, state and its json of both epochs.
-    assert kills >= 12
+        assert problems(folder) == []
+    # Config, schema, splits, environment and metrics; best (of epoch 1), last, state and its json of both epochs; and a manifest
+    # before and after each step of these.
+    assert kills >= 23
     assert not list((tmp_path / "3").rglob(".*.tmp"))
 
 
