@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +47,21 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def answer(edge: nn.Module, x: Tensor, what: str) -> Tensor:
-    """What an edge makes of a few images in eval mode; refused unless it is one tensor with the batch first."""
-    with in_mode(edge, False):
+def output_of(module: nn.Module, x: Tensor, what: str) -> Any:
+    """What a module makes of a few images in eval mode; a failure is told with their shape."""
+    with in_mode(module, False):
         try:
-            z = edge(x.clone())
+            return module(x.clone())
         except UserError:
             raise
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"{what} fails on images of shape {list(x.shape[1:])} ({reason}); are these its inputs?") from error
+            raise UserError(f"{what} fails on inputs of shape {list(x.shape[1:])} ({reason}); are these its inputs?") from error
+
+
+def answer(edge: nn.Module, x: Tensor, what: str) -> Tensor:
+    """The same, refused unless it is one tensor of floats with the batch first."""
+    z = output_of(edge, x, what)
     if not isinstance(z, Tensor):
         raise UserError(f"{what} returns a {type(z).__name__}, must return one tensor; wrap it so that it does")
     if z.dim() < 2 or len(z) != len(x):

@@ -151,7 +151,7 @@ def test_every_suite_s_attacks_work_on_images_that_are_not_square() -> None:
         ({"net": lambda x: x, "at": "stem"}, "only an nn.Module is cut by name"),
         ({"net": lambda x: x.sum()}, r"returns \[\] for 8 images"),
         ({"net": lambda x: {"z": x}}, "returns a dict, must return one tensor"),
-        ({"net": lambda x: x.matrix()}, r"fails on images of shape \[1, 8, 8\] \('Tensor' object has no attribute 'matrix'\)"),
+        ({"net": lambda x: x.matrix()}, r"fails on inputs of shape \[1, 8, 8\] \('Tensor' object has no attribute 'matrix'\)"),
         ({"net": nn.Bilinear(8, 8, 2), "at": "x"}, r"Bilinear takes 2 inputs \(input1, input2\), an audit sends images alone"),
         ({"suite": "qick", "attacks": None}, "unknown suite 'qick'; did you mean 'quick'"),
         ({"attacks": ["ridg"]}, "unknown attack 'ridg'"),

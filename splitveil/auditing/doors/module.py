@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitveil.auditing.subject import NO_CLOUD, Subject, answer, device_of, weights_sha256
-from splitveil.cut_by_fx import split
+from splitveil.auditing.doors.hooked import hooked
+from splitveil.auditing.subject import NO_CLOUD, Subject, answer, device_of, output_of, weights_sha256
+from splitveil.cut_by_fx import Refused, split
 from splitveil.evaluation.victim import ACCURACY, NoCloud
-from splitveil.registry import UserError
+from splitveil.registry import UserError, unknown
 from splitveil.split_model import SplitModel
 
 
@@ -37,10 +38,23 @@ def cut_module(module: nn.Module, at: str | None, x: Tensor) -> Subject:
         raise UserError(f"{name} is a whole network; say where it is cut: at='layer1' (splitveil.cuts lists the places), "
                         "or give the edge alone as a function")  # fmt: skip
     check_inputs(module)
-    device = device_of(module)
-    answer(module, x.to(device), name)
-    model = split(module, at, x.to(device))
+    x = x.to(device_of(module))
+    if not isinstance(whole := output_of(module, x, name), Tensor) and isinstance(getattr(whole, "logits", None), Tensor):
+        return hooked(module, known_cut(module, at), x)
+    try:
+        model = split(module, at, x)
+    except UserError as refused:
+        if not isinstance(refused.__cause__, Refused) or "cannot be traced" not in str(refused):
+            raise
+        return hooked(module, at, x)
     return of_model(model, f"{name}, cut after {at}", module)
+
+
+def known_cut(module: nn.Module, at: str) -> str:
+    names = [name for name, _ in module.named_modules() if name]
+    if at not in names:
+        raise unknown("cut", at, names)
+    return at
 
 
 def pair(edge: nn.Module, cloud: Any, x: Tensor) -> Subject:

@@ -93,7 +93,7 @@ def test_a_second_input_is_refused_unless_it_has_a_default() -> None:
 
 
 def test_images_of_another_size_are_told_before_anything_is_attacked() -> None:
-    with pytest.raises(UserError, match=r"Normalised fails on images of shape \[1, 12, 12\] \(.*\); are these its inputs\?"):
+    with pytest.raises(UserError, match=r"Normalised fails on inputs of shape \[1, 12, 12\] \(.*\); are these its inputs\?"):
         open_door(trained_net(), "stem", torch.rand(2, 1, 12, 12))
     with pytest.raises(UserError, match=r"the images are \[1, 12, 12\], the model takes \[1, 8, 8\]"):
         open_door(split(trained_net(), "stem", X), None, torch.rand(2, 1, 12, 12))
