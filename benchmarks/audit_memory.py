@@ -28,18 +28,19 @@ SIZE, CLASSES = 224, 10
 class Made(Dataset):
     """Squares of random colours, the brighter the higher the class; item i is the same every time."""
 
-    def __init__(self, first: int, count: int) -> None:
-        self.first, self.count = first, count
+    def __init__(self, first: int, count: int, labelled: bool) -> None:
+        self.first, self.count, self.labelled = first, count, labelled
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, at: int) -> tuple[np.ndarray, int]:
+    def __getitem__(self, at: int) -> tuple[np.ndarray, int] | tuple[np.ndarray]:
         if at >= self.count:
             raise IndexError(at)
         rng, label = np.random.default_rng(self.first + at), at % CLASSES
         coarse = rng.integers(0, 166 + 10 * label, (3, 14, 14), np.uint8)
-        return coarse.repeat(SIZE // 14, 1).repeat(SIZE // 14, 2), label
+        pixels = coarse.repeat(SIZE // 14, 1).repeat(SIZE // 14, 2)
+        return (pixels, label) if self.labelled else (pixels,)
 
 
 def memory() -> dict[str, int]:
@@ -52,7 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--private", type=int, default=2_000)
-    parser.add_argument("--attacks", default="mean_image,class_mean,nearest")
+    parser.add_argument("--attacks", default="mean_image,nearest")
+    parser.add_argument("--labelled", action="store_true", help="the attacker knows classes; a judge learns then, for minutes")
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
     most = {"RssAnon": 0, "RssFile": 0}
@@ -66,7 +68,7 @@ def main() -> None:
     threading.Thread(target=watch, daemon=True).start()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 7, stride=16, padding=3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, CLASSES))
-    began, private, attacker = time.perf_counter(), Made(10**9, given.private), Made(0, given.images)
+    began, private, attacker = time.perf_counter(), Made(10**9, given.private, True), Made(0, given.images, given.labelled)
     report = splitveil.audit(net, "1", private=private, attacker=attacker, attacks=given.attacks.split(","))
     seconds, worst = time.perf_counter() - began, report.worst_case
     size = (given.images + given.private) * 3 * SIZE**2 / 1e9

@@ -11,7 +11,7 @@ from splitveil.registry import ATTACKS
 
 def mean_of(images: DeviceImages) -> Tensor:
     """Mean of all images: [c, h, w] in [0, 1]. Sums of whole numbers are exact, in whatever parts they are added."""
-    parts = images.images.split(batch_size(images.images[0].numel()))
+    parts = images.images.split(batch_size(images.numbers))
     return (sum(part.sum(0, dtype=torch.int64) for part in parts).double() / len(images)).div(255).float()  # type: ignore[union-attr]
 
 

@@ -22,7 +22,7 @@ from splitveil.auditing.doors.function import black_box
 from splitveil.auditing.doors.module import cut_module, of_model, pair
 from splitveil.auditing.doors.onnx import onnx_edge
 from splitveil.auditing.doors.pairs import open_pairs
-from splitveil.auditing.images import Pictures, as_sets, check_labels, few, halves_of, read_images
+from splitveil.auditing.images import Pictures, as_sets, check_labels, few, halved, in_both, read_images
 from splitveil.auditing.report import AuditReport
 from splitveil.auditing.subject import Subject, weights_sha256
 from splitveil.channel import Channel
@@ -76,7 +76,7 @@ def audit(
                 raise UserError("an audit needs a model and private images, or pairs; give net and private=…, or pairs=…")
             mine = read_images(private, "private", scratch)
             if attacker is None:
-                mine, theirs = (mine.take(index) for index in halves_of(mine, seed))
+                mine, theirs = halved(mine, seed, scratch)
             else:
                 theirs = read_images(attacker, "attacker", scratch)
             subject = open_door(net, at, few(mine))
@@ -198,6 +198,10 @@ def scores_of(subject: Subject, x: torch.Tensor) -> int:
 
 def notes_on(mine: Pictures, theirs: Pictures, private: ImageSet, test: ImageSet) -> tuple[str, ...]:
     found = []
+    if known := in_both(mine, theirs):
+        found.append(
+            f"{known} of the private images are among the attacker's, pixel for pixel: of these it knows all beforehand."
+        )
     if mine.rounded or theirs.rounded:
         found.append("The images had more than 8 bits a pixel and were rounded to 8: the model saw the rounded ones.")
     if len(test) < len(private):

@@ -12,7 +12,7 @@ of them than fit; few images are kept in memory.
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from splitveil.rng import seed_of
 
 IN_MEMORY = 2**28
 """Bytes up to which images are kept in memory."""
+SMALLEST = 6
+"""Pixels of a side that SSIM needs."""
 EXACT = 1e-3
 """How far, in steps of 1/255, a pixel may lie from a whole number and still count as one of 8 bits."""
 
@@ -194,6 +196,8 @@ def as_sets(private: Pictures, attacker: Pictures) -> tuple[ImageSet, ImageSet]:
     if private.images.shape[1:] != attacker.images.shape[1:]:
         shapes = [list(part.images.shape[1:]) for part in (private, attacker)]
         raise UserError(f"private images are {shapes[0]}, the attacker's {shapes[1]}; bring them to one shape")
+    if min(private.images.shape[2:]) < SMALLEST:
+        raise UserError(f"the images are {list(private.images.shape[1:])}, must have {SMALLEST} x {SMALLEST} pixels or more")
     known = [part.labels for part in (private, attacker) if part.labels is not None]
     count = max((int(labels.max()) + 1 for labels in known), default=1) if private.labels is not None else 1
     names = next((part.classes for part in (private, attacker) if len(part.classes) >= count), tuple(map(str, range(count))))
@@ -207,6 +211,15 @@ def as_sets(private: Pictures, attacker: Pictures) -> tuple[ImageSet, ImageSet]:
     )  # type: ignore[return-value]
 
 
+def in_both(private: Pictures, attacker: Pictures) -> int:
+    """How many private images the attacker has too, pixel for pixel; if it has all of them, it is refused."""
+    own = {hash(image.tobytes()) for image in attacker.images}
+    count = sum(hash(image.tobytes()) in own for image in private.images)
+    if count == len(private):
+        raise UserError(f"all {count} private images are also the attacker's; give it other images, or leave attacker out")
+    return count
+
+
 def halves_of(part: Pictures, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Two halves of one set, balanced over the classes where they are known: indices of the private one and the attacker's."""
     if len(part) < 4:
@@ -214,6 +227,21 @@ def halves_of(part: Pictures, seed: int) -> tuple[np.ndarray, np.ndarray]:
     labels = np.zeros(len(part), np.int64) if part.labels is None else part.labels
     mine, theirs = np.array_split(balanced_order(labels, seed_of(seed, "audit")), 2)
     return np.sort(mine), np.sort(theirs)
+
+
+def halved(part: Pictures, seed: int, scratch: Path) -> tuple[Pictures, Pictures]:
+    """The private half of one set and the attacker's; halves of many images are mapped from files again."""
+    found = []
+    for index in halves_of(part, seed):
+        if part.images.nbytes <= IN_MEMORY:
+            found.append(part.take(index))
+            continue
+        parts = np.array_split(index, -(-len(index) // 256))
+        both = gathered(
+            ((part.images[some], None if part.labels is None else part.labels[some]) for some in parts), "private", scratch
+        )
+        found.append(replace(both, rounded=part.rounded, classes=part.classes))
+    return found[0], found[1]
 
 
 def few(part: Pictures, count: int = 8) -> Tensor:

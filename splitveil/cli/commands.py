@@ -12,6 +12,7 @@ from splitveil.cli.command_flags import COMMANDS, HELP, command_help, read_flags
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config
 from splitveil.data.splits import Splits
+from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.begun import begin, begin_suite_of
 from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
@@ -296,6 +297,8 @@ def data_command(arguments: list[str]) -> None:
 
 
 def trained_run(folder: Path) -> Run:
+    if is_audit(folder):
+        raise UserError(f"{folder} is an audit, not a run; `splitveil audit --out {folder} …` goes on with it")
     run = Run.open(folder)
     if not run.has_weights():
         raise UserError(

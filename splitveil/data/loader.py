@@ -33,13 +33,18 @@ class DeviceImages:
     def device(self) -> torch.device:
         return self.images.device
 
+    @property
+    def numbers(self) -> int:
+        """Numbers in one image."""
+        return self.images.shape[1:].numel()
+
     def take(self, index: Tensor | slice) -> Tensor:
         """Images [b, c, h, w] in [0, 1]."""
         return self.images[index].float() / 255
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, in their stored order, in batches of at most `size`; large images come in smaller ones."""
-        size = batch_size(self.images[0].numel(), size)
+        size = batch_size(self.numbers, size)
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield self.take(part), self.labels[part]
@@ -73,6 +78,10 @@ class Rows(DeviceImages):
     @property
     def device(self) -> torch.device:
         return self.whole.device
+
+    @property
+    def numbers(self) -> int:
+        return self.whole.numbers
 
     def take(self, index: Tensor | slice) -> Tensor:
         return self.whole.take(self.index[index])

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from splitveil.metrics import per_image
-from splitveil.metrics.image import mse
+
+ROWS = 64
 
 
 def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -33,14 +34,17 @@ def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:
     first = each.new_full((classes,), len(y)).scatter_reduce_(0, y, each, "amin")  # [classes], an image of each
     flat = flat - flat[first[y]]
     total = flat.new_zeros(classes, flat.shape[1]).index_add_(0, y, flat)
-    return flat - (total / y.bincount(minlength=classes).clamp_min(1).unsqueeze(1))[y]
+    means, found = total / y.bincount(minlength=classes).clamp_min(1).unsqueeze(1), torch.empty_like(flat)
+    for rows in torch.arange(len(flat), device=flat.device).split(ROWS):  # in parts: all means at once would be as large as x
+        found[rows] = flat[rows] - means[y[rows]]
+    return found
 
 
 @per_image("residual", higher_hides=True, equal=0.0, by_class=True)
 def residual(rebuilt: Tensor, x: Tensor, y: Tensor, classes: int) -> Tensor:
     """Residual error of each image, NaN for the only image of a class; labels y [n]."""
     own, other = (less_class_mean(images, y, classes) for images in (x, rebuilt))
-    return mse(own, other).masked_fill(y.bincount(minlength=classes)[y] < 2, torch.nan)
+    return own.sub_(other).square_().mean(1).masked_fill(y.bincount(minlength=classes)[y] < 2, torch.nan)
 
 
 @per_image("residual_ceiling", higher_hides=True, equal=None, by_class=True)

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from splitveil.auditing import images
-from splitveil.auditing.images import Pictures, as_sets, read_images
+from splitveil.auditing.images import Pictures, as_sets, halved, in_both, read_images
 from splitveil.data import ImageSet
 from splitveil.registry import UserError
 
@@ -120,8 +120,32 @@ def test_what_is_no_image_is_refused_with_the_remedy(data: Any, message: str, tm
 
 
 def test_images_without_labels_are_all_of_one_class() -> None:
-    with_labels, without = Pictures(PIXELS, LABELS), Pictures(PIXELS, None)
+    large = np.zeros((6, 3, 6, 7), np.uint8)
+    with_labels, without = Pictures(large, LABELS), Pictures(large, None)
     test, own = as_sets(with_labels, without)
     assert (test.classes, own.classes, own.labels.tolist()) == (("0", "1", "2"), ("0", "1", "2"), [0] * 6)
     test, own = as_sets(without, with_labels)
     assert test.classes == own.classes == ("unlabelled",) and not test.labels.any() and not own.labels.any()
+
+
+@pytest.mark.parametrize("limit", [2**20, PIXELS.nbytes // 4])
+def test_one_set_is_halved_in_memory_and_in_files_alike(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "IN_MEMORY", limit)
+    whole = Pictures(PIXELS, LABELS, rounded=True, classes=("a", "b", "c"))
+    mine, theirs = halved(whole, 0, tmp_path)
+    assert isinstance(mine.images, np.memmap) == (limit < PIXELS.nbytes)
+    both = {x.tobytes(): y for part in (mine, theirs) for x, y in zip(part.images, part.labels, strict=True)}  # type: ignore[arg-type]
+    assert both == {x.tobytes(): y for x, y in zip(PIXELS, LABELS)} and len(mine) == len(theirs) == 3
+    assert mine.rounded and theirs.classes == ("a", "b", "c")
+
+
+def test_images_that_both_sides_have_are_counted_and_one_set_for_both_is_refused() -> None:
+    assert in_both(Pictures(PIXELS[:3], None), Pictures(PIXELS[2:], None)) == 1
+    assert in_both(Pictures(PIXELS[:3], None), Pictures(PIXELS[3:], None)) == 0
+    with pytest.raises(UserError, match="all 6 private images are also the attacker's; give it other images"):
+        in_both(Pictures(PIXELS, None), Pictures(PIXELS, None))
+
+
+def test_images_that_are_too_small_to_be_compared_are_refused() -> None:
+    with pytest.raises(UserError, match=r"the images are \[3, 4, 5\], must have 6 x 6 pixels or more"):
+        as_sets(Pictures(PIXELS, None), Pictures(PIXELS, None))

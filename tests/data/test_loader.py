@@ -1,3 +1,5 @@
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from splitveil.data import ImageSet
 from splitveil.data.augment import AugmentConfig
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, Feed, Rows, batch_size
 
 NOTHING = AugmentConfig(crop=0, flip=False, rotate=0.0)
 ALL = AugmentConfig(crop=1, flip=True, rotate=10.0)
@@ -79,3 +81,33 @@ def test_the_number_of_classes_is_that_of_the_names():
     images = numbered(2)  # only classes a and b occur
     assert images.classes == 3
     assert len(images) == 2
+
+
+def test_large_things_are_worked_on_few_at_a_time_and_small_ones_as_ever() -> None:
+    assert batch_size(1) == batch_size(3 * 32 * 32) == batch_size(2**16) == 500
+    assert batch_size(2**16, 64) == 64
+    assert batch_size(3 * 224 * 224) == 27 and batch_size(2**30) == 1
+    assert all(batch_size(n) * n <= 2**22 for n in (2**17, 3 * 224 * 224, 2**21))
+
+
+def test_rows_are_some_of_the_images_without_a_copy() -> None:
+    rng = np.random.default_rng(0)
+    part = ImageSet(rng.integers(0, 256, (9, 1, 4, 4), np.uint8), np.arange(9) % 3, ("a", "b", "c"))
+    whole = DeviceImages(part, torch.device("cpu"))
+    index = torch.tensor([7, 1, 4])
+    rows, copied = Rows(whole, index), DeviceImages(part.take(index.numpy()), torch.device("cpu"))
+    assert len(rows) == 3 and rows.classes == 3 and rows.device == whole.device and rows.numbers == 16
+    assert torch.equal(rows.images, copied.images) and torch.equal(rows.labels, copied.labels)
+    for one, other in zip(rows.in_order(2), copied.in_order(2), strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+    feeds = [Feed(images, 2, AugmentConfig()) for images in (rows, copied)]
+    for feed in feeds:
+        feed.begin(0, 0)
+    assert torch.equal(feeds[0].next()[0], feeds[1].next()[0])
+
+
+def test_a_digest_is_that_of_all_bytes_in_order() -> None:
+    images, labels = np.random.default_rng(0).integers(0, 256, (2003, 1, 3, 4), np.uint8), np.arange(2003)
+    expected = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+    assert ImageSet(images, labels, ("a",)).digest() == expected
+    assert ImageSet(np.asfortranarray(images), labels, ("a",)).digest() == expected

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluation.judge_network import Judge, by_identity, search
+from splitveil.evaluation.judge_network import Judge, by_identity, search, shrunk
 from splitveil.registry import UserError
 
 
@@ -114,3 +114,10 @@ def test_identities_take_the_place_of_labels_and_are_counted_from_zero() -> None
     assert by_identity(part).labels.tolist() == [1, 0, 1, 2]
     assert by_identity(part).classes == ("3", "7", "9")
     assert by_identity(ImageSet(images, labels, ("a",))).labels.tolist() == [0, 0, 0, 0]
+
+
+def test_a_judge_looks_at_large_images_shrunk_and_at_others_as_they_are() -> None:
+    small, large = torch.rand(2, 3, 140, 150), torch.rand(2, 3, 150, 300)
+    assert shrunk(small) is small
+    assert shrunk(large).shape == (2, 3, 64, 128)
+    assert shrunk(large).mean().item() == pytest.approx(large.mean().item(), abs=0.01)

@@ -42,7 +42,7 @@ def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImag
     """All images but `count`, and those `count`; if there is only one image, it is in both."""
     out = which_out(count, len(images), images.device)
     kept = ~out if len(images) > 1 else out
-    if images.images[0].numel() * len(images) > COPIED:
+    if images.numbers * len(images) > COPIED:
         return Rows(images, kept.nonzero().squeeze(1)), Rows(images, out.nonzero().squeeze(1))
     parts = copy.copy(images), copy.copy(images)
     for part, chosen in zip(parts, (kept, out)):

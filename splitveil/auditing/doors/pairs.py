@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from splitveil.auditing.images import Pictures, halves_of, read_images
 from splitveil.auditing.subject import Subject
+from splitveil.data.loader import batch_size
 from splitveil.data.safe_npz import read_npz
 from splitveil.evaluation.victim import ACCURACY, DEFENCES, NoCloud
 from splitveil.registry import UserError
@@ -43,7 +44,6 @@ LACKS: Mapping[str, str] = {
     DEFENCES: f"{ONLY}, not the defences",
     "observations": f"{ONLY}: each image was recorded once",
 }
-CHUNK = 500
 
 
 class Pairs(NamedTuple):
@@ -63,7 +63,7 @@ def key_of(x: Tensor) -> Tensor:
     """
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**63), 2**63 - 1, (x[0].numel(),), generator=generator).to(x.device)
-    return torch.cat([(part.flatten(1).long() * factors).sum(1) for part in x.split(CHUNK)])
+    return torch.cat([(part.flatten(1).long() * factors).sum(1) for part in x.split(batch_size(x[0].numel()))])
 
 
 class Recorded(nn.Module):

@@ -1,9 +1,12 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from splitveil.attacks.shared import fitting
 from splitveil.attacks.shared.fitting import Learner, Watch, held_out, points, train, which_out
-from splitveil.data.loader import DeviceImages
+from splitveil.data import ImageSet
+from splitveil.data.loader import DeviceImages, Rows
 from splitveil.data.readers.fashion import fashion
 
 CPU = torch.device("cpu")
@@ -82,3 +85,14 @@ def test_the_weights_of_the_epoch_with_the_least_error_are_put_back() -> None:
     assert found[0] == 3.0 and found[2:] == [1.0, 2.0]
     assert net[0].weight.item() == 2 and net[1].running_mean.item() == 2  # type: ignore[union-attr,operator]
     assert modes == [False] * 4 and net.training
+
+
+def test_of_many_images_those_held_out_are_the_same_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = DeviceImages(
+        ImageSet(np.arange(40, dtype=np.uint8).reshape(40, 1, 1, 1), np.arange(40) % 4, ("a", "b", "c", "d")), CPU
+    )
+    copied = held_out(images, 8)
+    monkeypatch.setattr(fitting, "COPIED", 39)
+    for part, same in zip(held_out(images, 8), copied, strict=True):
+        assert isinstance(part, Rows)
+        assert torch.equal(part.images, same.images) and torch.equal(part.labels, same.labels)

@@ -44,6 +44,15 @@ def test_train_and_test_folders_are_parts(tmp_path: Path):
     assert source.train.identities.tolist() == [0, 1]
 
 
+def test_val_stands_in_for_test(tmp_path: Path):
+    for part in ("train", "val"):
+        picture(tmp_path / part / "a" / "1.png", (0, 0, 255) if part == "val" else (255, 0, 0))
+    source = make(tmp_path)
+    assert source.test is not None and source.test.images[0, :, 8, 8].tolist() == [0, 0, 255]
+    picture(tmp_path / "test" / "a" / "1.png", (0, 255, 0))
+    assert make(tmp_path).test.images[0, :, 8, 8].tolist() == [0, 255, 0]
+
+
 def test_a_class_may_be_called_train(tmp_path: Path):
     picture(tmp_path / "train" / "1.png")
     picture(tmp_path / "plane" / "1.png")
