@@ -242,6 +242,8 @@ def test_a_bound_is_broken_by_attacks_that_saw_no_more_releases_and_beyond_doubt
     doubtful = {"a": other("decoder", 0.05, mse_ci95=(0.0402, 0.0598))}  # a standard error of 0.005
     assert flagged(doubtful, certificates=[proof(0.064)]) == []
     assert flagged(doubtful, certificates=[proof(0.066)]) == ["bound-violated"]
+    told = {"a": other("class_mean", 0.05, threat=ThreatModel(labels=True))}  # bounds are for who has the wire alone
+    assert flagged(told, certificates=[proof(0.066)]) == []
     single = {"a": other("decoder", 0.05, mse_ci95=(NAN, NAN))}  # one image says nothing about a mean
     assert flagged(single, certificates=[proof(9.0)]) == []
 
