@@ -10,6 +10,7 @@ from itertools import permutations
 from math import isfinite
 from typing import Any
 
+from splitveil.evaluation.neighbours import TOO_MANY
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
 from splitveil.evaluation.victim import DEFENCES, FOLDER, LOG
 from splitveil.registry import unknown
@@ -344,6 +345,20 @@ def mask_aware_gap(evidence: Evidence) -> Iterator[str]:
         told = two.options.get("mask", False) and not one.options.get("mask", False)
         if told and two.mse < (1 - MASK) * one.mse:
             yield f"{aware}: MSE {two.mse:.4f}, {blind} reaches {one.mse:.4f} without the mask"
+
+
+@flag(
+    "neighbours-in-attacker-images",
+    raised_if="more than 5 % of the test images have a near-duplicate (a copy, also re-encoded, flipped or cropped) among an "
+    "attack's own images",
+    why="the attack may show what it has seen before instead of what z tells; its error is not that on images of strangers",
+    do="take the copies out of the attacker's images, or split by identity (splits.by-identity); docs/near_duplicates.md",
+)
+def neighbours_in_attacker_images(evidence: Evidence) -> Iterator[str]:
+    for name, attack in evidence.attacks.items():
+        found, looked = attack.facts.get("neighbours", 0), attack.facts.get("neighbours_of", 0)
+        if looked and found > TOO_MANY * looked:
+            yield f"{name}: {found:.0f} of {looked:.0f} test images that were looked at have a near-duplicate among its own"
 
 
 @flag(

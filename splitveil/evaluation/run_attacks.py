@@ -25,6 +25,7 @@ from splitveil.evaluation.attack_folder import options_of, weights_digest, write
 from splitveil.evaluation.begun import begin_suite_of
 from splitveil.evaluation.build_attacks import asked_images, build_attack, build_attacks, check_classes, own_images
 from splitveil.evaluation.judges import SHELF, Panel, attributes
+from splitveil.evaluation.neighbours import neighbours_among
 from splitveil.evaluation.score import on_the_wire, score
 from splitveil.evaluation.summary import AttackRecord
 from splitveil.evaluation.victim import Kept, Victim
@@ -47,6 +48,8 @@ class Trial:
     hidden: dict[str, Tensor]  # [n] attributes of these
     own: dict[str, ImageSet]
     """The images that an attack may ask for."""
+    neighbours: dict[str, dict[str, float]]
+    """Near-duplicates of test images among them: facts for the record of an attack."""
 
 
 def attack_run(run: Run, splits: Splits, device: torch.device, only: Sequence[Any] | None = None) -> dict[str, str]:
@@ -117,12 +120,13 @@ def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
     seconds = time.perf_counter() - began
     rows |= {key: values.cpu().numpy() for key, values in trial.panel.rows(rebuilt).items()}
     has_images = knows.auxiliary != "none"
+    copies = trial.neighbours[asked_images(config)] if has_images else {}
     record = AttackRecord(
         attack=name, method=type(config).method, seed=seed, options=options_of(config), weights_sha256=victim.digest,
         threat=knows, n_images=len(test), test_sha256=victim.test.digest(),
         auxiliary_images=len(images) if has_images else 0,
         auxiliary_sha256=images.digest() if has_images else None, losses=tuple(attack.losses_),
-        held_out=tuple(attack.held_out_), facts=attack.facts_, seconds=seconds, device=test.device.type,
+        held_out=tuple(attack.held_out_), facts=attack.facts_ | copies, seconds=seconds, device=test.device.type,
         probes=probes.told(rebuilt[trial.probed.to(test.device)], trial.hidden, seed),
     )  # fmt: skip
     write_attack(place.folder, record, rows, rebuilt, test)
@@ -131,10 +135,11 @@ def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
 def trial_of(victim: Victim, asked: set[str], shelf: Path) -> Trial:
     """The victim, its judges, and the images that its attacks ask for."""
     own = {each: own_images(each, victim, victim.seed) for each in asked}
+    neighbours = {each: neighbours_among(images, victim.test, victim.seed) for each, images in own.items()}
     panel = Panel(victim, victim.device, victim.seed, shelf)
     probed = probes.chosen(len(victim.test), victim.seed)
     hidden = {name: values[probed].to(victim.device) for name, values in attributes(victim.test).items()}
-    return Trial(victim, panel, probed, hidden, own)
+    return Trial(victim, panel, probed, hidden, own, neighbours)
 
 
 def victim_of(run: Run, splits: Splits, device: torch.device, parts: Parts | None = None) -> Victim:

@@ -177,6 +177,10 @@ PLANTED: dict[str, tuple[Attacks, dict[str, Any]]] = {
     "gradient-masked": ({"refine": other("refine", 0.0485, WHITE, facts={"eot_gain": 0.06})}, {}),
     "bound-violated": ({}, {"certificates": [proof(0.051)]}),
     "mask-aware-gap": ({"decoder-mask": decoder(0.0474, mask=True), "refine": GOOD["decoder"]}, {}),
+    "neighbours-in-attacker-images": (
+        {"decoder": replace(GOOD["decoder"], facts={"neighbours": 26, "neighbours_of": 500})},
+        {},
+    ),
     "channel-off-at-inference": ({}, {"mode_difference": "the spread is 0 in eval()"}),
     "degenerate": ({}, {"degenerate": ["there is one test image"]}),
     "noise-predictable": ({}, {"predicted_noise": "the noise is that of seed 7"}),
@@ -269,3 +273,9 @@ def test_a_defence_that_stops_at_inference_is_found() -> None:
 
 def test_the_page_on_flags_is_made_from_them() -> None:
     assert table() in (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
+
+
+@pytest.mark.parametrize(("found_ones", "raised_ones"), [(0, []), (25, []), (26, ["neighbours-in-attacker-images"])])
+def test_copies_of_more_than_a_twentieth_of_the_test_images_are_flagged(found_ones: int, raised_ones: list[str]) -> None:
+    facts = {"neighbours": found_ones, "neighbours_of": 500}
+    assert flagged(GOOD | {"decoder": replace(GOOD["decoder"], facts=facts)}) == raised_ones

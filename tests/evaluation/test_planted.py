@@ -168,6 +168,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     known = {"labels": labels[:1300], "test_labels": labels[1300:]}
     np.savez(folder / "small.npz", **parts, **known)
     np.savez(folder / "one_class.npz", **parts, **{name: np.zeros_like(values) for name, values in known.items()})
+    parts["images"] = np.concatenate([images[:1000], images[1300:, ..., ::-1]])  # with all test images, mirrored
+    known["labels"] = np.concatenate([labels[:1000], labels[1300:]])
+    np.savez(folder / "copies.npz", **parts, **known)
     return folder
 
 
@@ -258,6 +261,10 @@ PLANTS: dict[str, Plant] = {
     "mask-aware-gap": Plant(
         "`dropout` of 0.5 where grey is 0; a decoder with and one without the mask",
         (defence("dropout", p=0.5),), (decoder(epochs=10), decoder("aware", epochs=10, mask=True)),
+    ),
+    "neighbours-in-attacker-images": Plant(
+        "Gaussian noise; the attacker's images hold mirrored copies of almost half of the test images", (NOISE,),
+        data="copies",
     ),
     "channel-off-at-inference": Plant(
         "a user's defence that rounds z and then calls nn.Dropout", (defence("only_in_training"),)
