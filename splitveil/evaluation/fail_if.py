@@ -32,9 +32,9 @@ WORTHLESS = {
     "noise-predictable": (*LEAKS, "bits"),
 }
 """Flags that make a number worthless: the first five say that an attack is weaker than it should be, and so the leak is larger
-than what was measured. `beaten-by-mean` counts only where every attack but FLOORS failed so. `noise-predictable` says that somebody
-can subtract noise that the attacks could not. The other flags cast no doubt on the number: what they found (several releases, the
-mask, an idle defence) is in it."""
+than what was measured. `beaten-by-mean` counts only where every attack but FLOORS failed so. `noise-predictable` says that
+somebody can subtract noise that the attacks could not. The other flags cast no doubt on the number: what they found (several
+releases, the mask, an idle defence) is in it."""
 FLOORS = ("mean_image", "class_mean")
 """Attacks that answer with a mean and need not be better than one."""
 
