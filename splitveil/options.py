@@ -54,11 +54,11 @@ class Bounds:
 
 def option(default: Any, *, above: float = -inf, at_least: float = -inf, below: float = inf, at_most: float = inf,
            odd: bool = False, remedy: str = "", before: Any = dataclasses.MISSING) -> Any:  # fmt: skip
-    """A field of a Config whose value must lie within bounds. `before`: what a run had that was begun before this option or
+    """A field of a Config; a number must lie within its bounds. `before`: what a run had that was begun before this option or
     its present default came (`config.as_begun`)."""
-    bounds = Bounds(above, at_least, below, at_most, odd, remedy)
+    bounds = {} if isinstance(default, str | bool) else {"bounds": Bounds(above, at_least, below, at_most, odd, remedy)}
     older = {} if before is dataclasses.MISSING else {"before": before}
-    return dataclasses.field(default=default, metadata={"bounds": bounds, **older})
+    return dataclasses.field(default=default, metadata=bounds | older)
 
 
 def changed_since(config: type) -> dict[str, tuple[Any, Any]]:
