@@ -159,6 +159,7 @@ def with_older_defaults(table: dict[str, Any]) -> dict[str, Any]:
     name = cem.get("surrogate", "none")
     if name == "none":
         return table
+    check_imported(table.get("imports", ()))  # the surrogate may be a user's own
     given, changed = cem.get(name, {}), changed_since(SURROGATES[name].config)
     if all(option in given for option, (default, _) in changed.items() if default is not None):
         return table

@@ -85,7 +85,8 @@ def test_every_kind_of_method_is_known_to_every_command_and_to_runs_made_with_it
 
 def test_a_run_folder_imports_nothing_by_itself(elsewhere: Path, splitveil: Cli) -> None:
     shutil.copy(PLUGIN, elsewhere)
-    assert splitveil(*TRAIN, "--import", "tiny_methods")[0] == 0
+    for arguments in (TRAIN, ["attack", "runs/mine"], ["evaluate", "runs/mine"]):
+        assert splitveil(*arguments, "--import", "tiny_methods")[0] == 0
     forget("tiny_methods")
     (elsewhere / "tiny_methods.py").write_text("from pathlib import Path\nPath('was_run').touch()\n")
     run = elsewhere / "runs" / "mine"
