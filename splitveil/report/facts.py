@@ -56,10 +56,11 @@ class Shown:
 def read_runs(folders: list[Path]) -> list[Shown]:
     if not folders:
         raise UserError("a report needs at least one run folder, such as runs/demo/bottleneck")
+    trainings = [training_of(folder) for folder in folders]  # first: a folder that is no run is told as such
     summaries = [read_summary(folder) for folder in folders]
     shown = []
-    for slot, (folder, summary, label) in enumerate(zip(folders, summaries, distinct_labels(summaries))):
-        shown.append(Shown(label, slot, folder, summary, *training_of(folder), weights_digest(folder)))
+    for slot, (folder, training, summary, label) in enumerate(zip(folders, trainings, summaries, distinct_labels(summaries))):
+        shown.append(Shown(label, slot, folder, summary, *training, weights_digest(folder)))
     return shown
 
 
