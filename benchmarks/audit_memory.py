@@ -67,7 +67,7 @@ def main() -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 7, stride=16, padding=3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, CLASSES))
+    net = nn.Sequential(nn.Conv2d(3, 4, 7, stride=16, padding=3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, CLASSES))
     began, private, attacker = time.perf_counter(), Made(10**9, given.private, True), Made(0, given.images, given.labelled)
     report = splitveil.audit(net, "1", private=private, attacker=attacker, attacks=given.attacks.split(","))
     seconds, worst = time.perf_counter() - began, report.worst_case

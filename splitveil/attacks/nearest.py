@@ -52,12 +52,11 @@ class Nearest(Attack[Config]):
         self.images_ = access.auxiliary.images[::every]  # [n, c, h, w] uint8
         self.kept_ = loses_entries(access.hints)
         parts = self.images_.split(batch_size(max(prod(access.x_shape), prod(access.z_shape)), CHUNK))
-        own = []
-        for done, part in enumerate(parts, 1):
+        gallery = torch.empty(len(self.images_), prod(access.z_shape), device=self.images_.device)  # [n, d]
+        for done, (part, own) in enumerate(zip(parts, gallery.split(len(parts[0]))), 1):
             sent = [query(part.float() / 255) for _ in range(self.config.passes)]  # of [b, r, *z_shape]
-            own.append(pool(torch.cat(sent, 1), self.kept_).flatten(1))
+            own.copy_(pool(torch.cat(sent, 1), self.kept_).flatten(1))
             self.on_progress(done, len(parts))
-        gallery = torch.cat(own)  # [n, d]
         # Distances come from squares and products, which are most exact about the middle.
         self.centre_ = gallery.mean(0)
         self.gallery_ = gallery.sub_(self.centre_)

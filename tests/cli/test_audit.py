@@ -94,7 +94,7 @@ def test_an_edge_and_pairs_are_audited(here: Path, capsys: pytest.CaptureFixture
 WRONG = {
     "": "audit needs one of --model, --edge, --onnx, --exported, --pairs",
     "--onnx a --pairs b": "not 2 of them",
-    "--model nets": "--model is 'nets', must be a module and a name in it, such as nets:resnet",
+    "--model nets": "'nets' is not of the form pkg.module:function",
     "--model nets:fersh --data npz": "unknown name in nets 'fersh'; did you mean 'fresh'?",
     "--model stone:fresh --data npz": "there is no module 'stone'",
     "--model nets:fresh": "audit needs images: --data NAME",

@@ -4,7 +4,7 @@ from torch import nn
 
 from splitveil.attacks.threat import ThreatModel, why_denied
 from splitveil.evaluation.flags import FLAGS, not_checked
-from splitveil.evaluation.victim import DEFENCES, LOG, NoCloud
+from splitveil.evaluation.victim import DEFENCES, FOLDER, LOG, NoCloud
 from splitveil.registry import UserError
 
 
@@ -38,4 +38,4 @@ def test_flags_that_cannot_be_checked_are_named_with_the_reason() -> None:
     assert not_checked({}) == {}
     assert not_checked({LOG: "no log"}) == {"attention-collapsed": "no log"}
     assert set(not_checked({DEFENCES: "unknown"})) == {"defence-inactive", "bound-violated", "channel-off-at-inference"}
-    assert all(flag.needs in ("", LOG, DEFENCES, *vars(ThreatModel())) for flag in FLAGS.values())
+    assert all(flag.needs in ("", LOG, FOLDER, DEFENCES, *vars(ThreatModel())) for flag in FLAGS.values())

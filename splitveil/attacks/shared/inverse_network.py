@@ -32,6 +32,8 @@ from splitveil.options import option
 
 CHUNK = 500
 """Images that are rebuilt at a time."""
+SQUARED = 10_000
+"""Rows that are squared at a time."""
 HELD_OUT = 20, 500
 """One image in 20 is held out, and at most 500."""
 
@@ -88,7 +90,8 @@ def join(z: Tensor, others: Sequence[Tensor]) -> Tensor:
 def nearest_row(z: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
     """Index of the row [n, d] nearest to each z [b, d], by squared distance over the entries in `mask` [b, d]: [b]."""
     if mask is None:
-        return (rows.square().sum(1) - 2 * z @ rows.T).argmin(1)
+        squares = torch.cat([part.square().sum(1) for part in rows.split(SQUARED)])  # in parts: all would be as large as the rows
+        return (squares - 2 * z @ rows.T).argmin(1)
     return (mask @ rows.square().T - 2 * (mask * z) @ rows.T).argmin(1)
 
 

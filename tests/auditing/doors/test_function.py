@@ -31,6 +31,7 @@ def test_a_function_that_autograd_cannot_follow_is_audited_and_what_needs_weight
     black = "the edge is a black box: its weights are not known"
     assert report.not_checked == {
         "attention-collapsed": "an audit has no training log", "whitebox-weaker": black, "gradient-masked": black,
+        "noise-predictable": "an audit has no run folder that a device loads",
     }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def test_what_pairs_cannot_show_is_skipped_or_not_checked_by_name() -> None:
     assert report.skipped == {"decoder-repeats16": "only pairs are known: each image was recorded once"}
     assert set(report.not_checked) == {
         "defence-inactive", "attention-collapsed", "whitebox-weaker", "averaging-hole", "gradient-masked", "bound-violated",
-        "channel-off-at-inference",
+        "channel-off-at-inference", "noise-predictable",
     }  # fmt: skip
     assert report.accuracy is None
     assert not report.attacks["decoder-small"].threat.channel  # nobody was told what stood between
@@ -176,7 +176,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         {**{f"attacker_{n}": table()[n] for n in ("sent", "images")}, **{n: table()[n] for n in ("sent", "images")}},
         "the attacker has no image that is not private",
     ),
-    "no such file": ("nowhere.npz", "no file nowhere.npz"),
+    "no such file": ("nowhere.npz", "nowhere.npz cannot be read"),
     "no such tensors": ("nowhere.safetensors", "nowhere.safetensors cannot be read"),
     "another format": ("sent.pkl", "neither an .npz, a .safetensors nor a folder"),
 }
