@@ -309,9 +309,7 @@ class Run:
                 f"{self.folder / name} says that it was trained with other settings than config.toml has, or by an older version"
             )
         if broken := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
-            warn(
-                f"{self.folder / name} holds numbers that are not finite ({broken[0]}): no condition can be judged on such a model"
-            )
+            warn(f"{self.folder / name} holds numbers that are not finite ({broken[0]}): no condition can be judged on it")
         return tensors
 
     def _trained(self, name: str) -> bytes:
