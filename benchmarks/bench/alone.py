@@ -18,12 +18,18 @@ def alone(config: Config, full: Surrogate, c: int, sigma: float | None) -> Surro
     """The surrogate of one class: the parameters are `full`'s own, the statistics its row of them."""
     entry = SURROGATES.of(config.cem.surrogate)
     surrogate = entry.make_from(config.cem.surrogate, space=FeatureSpace(full.dim, 1, sigma))
-    surrogate.bank = None
+    without_banks(surrogate)
     shapes = {name: value.shape for name, value in surrogate.state_dict().items()}
     state = full.state_dict(keep_vars=True)
     own = {name: value if value.shape == shapes[name] else value[c : c + 1] for name, value in state.items()}
     surrogate.load_state_dict(own, assign=True)
     return surrogate
+
+
+def without_banks(surrogate: Surrogate) -> None:
+    for part in surrogate.modules():  # hybrid holds another surrogate
+        if isinstance(part, Surrogate):
+            part.bank = None
 
 
 def one_by_one(each: list[Surrogate], z: Tensor, y: Tensor) -> Tensor:
@@ -47,7 +53,7 @@ def at_once_and_looped(config: Config, parts: Parts, z: Tensor, y: Tensor) -> li
     """Forward and backward, all classes at once and one by one; they must agree."""
     assert parts.cem is not None
     full = parts.cem.surrogate
-    full.bank = None  # the loop would need one for each class
+    without_banks(full)  # the loop would need one for each class
     each = [alone(config, full, c, parts.channel.noise_std) for c in range(full.classes)]
     losses = [lambda: full(z, y).loss, lambda: one_by_one(each, z, y)]
     values = [loss() for loss in losses]
