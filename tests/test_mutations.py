@@ -12,7 +12,7 @@ from mutations import mutate
 
 from splitveil.__main__ import main
 from splitveil.cli.commands import runs_in
-from splitveil.evaluation.attack_folder import attack_folder, read_rows, write_skipped
+from splitveil.evaluation.attack_folder import read_rows, write_skipped
 from splitveil.evaluation.run_attacks import trained_weights
 from splitveil.manifest import NAME
 from splitveil.runs import Run
@@ -39,7 +39,7 @@ def finished(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     main(["attack", str(folder), "--attacks", "mean_image,ridge,nearest"])
     run = Run.open(folder)
     nearest = run.config.attacks[2]
-    write_skipped(attack_folder(run, nearest), nearest, trained_weights(run), "it makes no sense here")
+    write_skipped(folder / "attacks" / "nearest-0", nearest, trained_weights(run), "it makes no sense here")
     for command in ("evaluate", "report"):
         main([command, str(folder)])
     return folder

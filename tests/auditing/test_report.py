@@ -24,7 +24,7 @@ def test_it_is_saved_read_back_asserted_on_and_shown(tmp_path: Path) -> None:
     report = audited(name="release")
     folder = report.save(tmp_path / "audit")
     assert is_audit(folder) and read_summary(folder) == report.summary
-    assert {path.name for path in folder.iterdir()} == {"schema.json", "audit.json", "attacks", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == {"schema.json", "audit.json", "manifest.json", "attacks", "summary.json"}
     assert_leakage(folder, mse_above=0.0, accuracy_above=0.1)
     with pytest.raises(AssertionError, match="release: mse is"):
         assert_leakage(folder, mse_above=0.5)
