@@ -275,14 +275,17 @@ class Run:
         text = (verified(self.folder, "metrics.jsonl") if known else read_bytes(path)).decode(errors="replace")
         lines = [line for line in text.split("\n") if line.endswith("}")]  # a kill can leave half a line
         found = [parse_table(line.encode(), path) for line in lines]
-        if any(not isinstance(line.get("epoch"), int) for line in found):
-            raise UserError(f"{path} has a line without its epoch; {remedy(self.folder, 'metrics.jsonl')}")
+        if any(not isinstance(line.get("epoch"), int) or any(isinstance(v, str | dict) for v in line.values()) for line in found):
+            raise UserError(f"{path} has a line without its epoch or with words; {remedy(self.folder, 'metrics.jsonl')}")
         return found
 
     def last_metrics(self) -> dict[str, Any]:
         lines = self.metrics()
         if not lines:
             raise UserError(f"{self.folder / 'metrics.jsonl'} is missing or empty; restore it or choose another --name")
+        for key in ("accuracy", "cem_steps", "cem_inactive"):
+            if not isinstance(lines[-1].get(key), int | float):
+                raise UserError(f"{self.folder / 'metrics.jsonl'} has no {key} in its last line; restore it, or train anew")
         return lines[-1]
 
     def drop_metrics_from(self, epoch: int) -> None:
@@ -309,9 +312,7 @@ class Run:
                 f"{self.folder / name} says that it was trained with other settings than config.toml has, or by an older version"
             )
         if broken := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
-            warn(
-                f"{self.folder / name} holds numbers that are not finite ({broken[0]}): no condition can be judged on such a model"
-            )
+            warn(f"{self.folder / name} holds numbers that are not finite ({broken[0]}): nothing can be judged on such a model")
         return tensors
 
     def _trained(self, name: str) -> bytes:

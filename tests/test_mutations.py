@@ -93,7 +93,8 @@ def failures(seed: int, finished: Path, place: Path, capsys: pytest.CaptureFixtu
 
 def wrong(command: str, file: str, case: Case, folder: Path, finished: Path, verified: bool) -> list[str]:
     """What is wrong with an outcome."""
-    named = file in case.err or NAME in case.err
+    path = Path(file)
+    named = NAME in case.err or (path.name in case.err and str(path.parent) in case.err)
     if case.code not in ((2, 3) if command == "verify" else (0, 2)) and not (command == "verify" and file == NAME):
         return [f"exit code {case.code}: {case.err}"]
     if case.code == 0:
