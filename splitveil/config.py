@@ -22,9 +22,9 @@ import tomli_w
 from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
+from splitveil.files.foreign import read_bytes
 from splitveil.options import changed_since, check_options, option
 from splitveil.own_code import check_imported
-from splitveil.read_file import read_bytes
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES, Registry, UserError, unknown
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from splitveil.config import Config, as_begun, from_dict, parse_toml, to_dict, to_toml, with_older_defaults, without_none
-from splitveil.files import (
+from splitveil.files.folder import (
     append,
     is_there,
     json_bytes,

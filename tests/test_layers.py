@@ -8,10 +8,10 @@ import pytest
 import splitveil
 
 ORDER = """
-    options read_file printable progress registry own_code rng noise
+    options files printable progress registry own_code rng noise
     statistics compute data split_model cut_by_fx metrics models
     defences channel surrogates cem_watch cem
-    config files manifest runs training attacks evaluation
+    config manifest runs training attacks evaluation
     report auditing cli __main__ testing pytest_plugin
 """
 ROOMS = ORDER.split()

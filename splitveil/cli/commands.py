@@ -22,7 +22,7 @@ from splitveil.evaluation.gate import refusals
 from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.which_attacks_count import Incomplete, standing
-from splitveil.files import PATIENCE, locked, read_json
+from splitveil.files.folder import PATIENCE, locked, read_json
 from splitveil.manifest import NAME as MANIFEST
 from splitveil.manifest import problems
 from splitveil.manifest.signing import new_key, sign, signed_by

@@ -14,7 +14,7 @@ from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import write_summaries
-from splitveil.files import locked
+from splitveil.files.folder import locked
 from splitveil.printable import say
 from splitveil.registry import UserError
 from splitveil.report import check_packages, write_report

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
-from splitveil.read_file import open_file
+from splitveil.files.foreign import open_file
 from splitveil.registry import UserError
 
 TRIES = 4

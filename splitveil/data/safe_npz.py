@@ -16,7 +16,7 @@ from typing import IO, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from splitveil.read_file import check_budget, open_file, written
+from splitveil.files.foreign import check_budget, open_file, written
 from splitveil.registry import UserError, unknown
 
 REMEDY = "save with np.savez(path, images=…, labels=…), all images of one shape"

@@ -22,7 +22,7 @@ from torch import Tensor
 from splitveil.attacks import label_of
 from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.summary import AttackRecord, AttackResult, attack_record, to_json
-from splitveil.files import is_there, json_bytes, parse_table, parse_tensors, tensor_bytes
+from splitveil.files.folder import is_there, json_bytes, parse_table, parse_tensors, tensor_bytes
 from splitveil.manifest import Damaged, Manifest, changing, lists, remedy, verified, why_stale
 from splitveil.metrics import per_image_metrics
 from splitveil.metrics.residual import residual_share

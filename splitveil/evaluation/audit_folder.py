@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from splitveil.files import json_bytes, read_table
+from splitveil.files.folder import json_bytes, read_table
 from splitveil.manifest import NAME, begin, changing
 from splitveil.registry import ATTACKS, UserError
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from splitveil.config import from_dict
 from splitveil.evaluation.attack_folder import options_of
 from splitveil.evaluation.suites import suite, suite_of, version
-from splitveil.files import is_there, json_bytes, parse_json
+from splitveil.files.folder import is_there, json_bytes, parse_json
 from splitveil.manifest import changing, lists, remedy, verified
 from splitveil.progress import warn
 from splitveil.registry import UserError

@@ -27,7 +27,7 @@ from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Sides
 from splitveil.evaluation.judge_network import Judge, by_identity, search
-from splitveil.files import read_tensors, write_tensors
+from splitveil.files.folder import read_tensors, write_tensors
 from splitveil.progress import console, warn
 from splitveil.registry import UserError
 

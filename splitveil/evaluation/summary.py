@@ -24,7 +24,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from splitveil.attacks.threat import ThreatModel
 from splitveil.evaluation.build_attacks import threat_of
-from splitveil.files import is_there, json_bytes, parse_json, write_json
+from splitveil.files.folder import is_there, json_bytes, parse_json, write_json
 from splitveil.manifest import changing, verified, why_stale
 from splitveil.metrics.cost import Cost
 from splitveil.progress import warn

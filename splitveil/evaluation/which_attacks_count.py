@@ -30,7 +30,7 @@ from splitveil.evaluation.begun import begun
 from splitveil.evaluation.build_attacks import asked_images
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import Kept, Victim
-from splitveil.files import parse_table, read_json
+from splitveil.files.folder import parse_table, read_json
 from splitveil.manifest import verified
 from splitveil.progress import warn_once
 from splitveil.registry import UserError

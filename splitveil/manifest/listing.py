@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from splitveil.files import is_there, json_bytes, parse_table, read_bytes, write_atomically
+from splitveil.files.folder import is_there, json_bytes, parse_table, read_bytes, write_atomically
 from splitveil.registry import UserError
 
 NAME, SIGNATURE = "manifest.json", "manifest.sig"

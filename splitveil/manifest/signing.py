@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splitveil.files import is_there, json_bytes, parse_table, read_bytes, write_atomically
+from splitveil.files.folder import is_there, json_bytes, parse_table, read_bytes, write_atomically
 from splitveil.manifest.listing import NAME, SIGNATURE, Manifest
 from splitveil.manifest.step import writing
 from splitveil.manifest.verify import problems

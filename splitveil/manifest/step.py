@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from splitveil.files import Staged, fcntl, put, read_bytes, stage, sync_folder
+from splitveil.files.folder import Staged, fcntl, put, read_bytes, stage, sync_folder
 from splitveil.manifest.listing import Entry, Manifest, check_name, folder_files
 from splitveil.registry import UserError
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from splitveil.files import is_there, read_bytes
+from splitveil.files.folder import is_there, read_bytes
 from splitveil.manifest.listing import NAME, Damaged, Manifest, check_name, folder_files, remedy
 from splitveil.registry import UserError
 

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.data.safe_pickle import read_arrays
+from splitveil.files.foreign import read_bytes
 from splitveil.metrics import per_image
-from splitveil.read_file import read_bytes
 from splitveil.registry import UserError
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"

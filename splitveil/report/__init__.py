@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from splitveil.evaluation.comparable import check_comparable
-from splitveil.files import PATIENCE, locked, write_atomically
+from splitveil.files.folder import PATIENCE, locked, write_atomically
 from splitveil.manifest import changing
 from splitveil.registry import UserError
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitveil.files import is_there
+from splitveil.files.folder import is_there
 from splitveil.manifest import intact
 from splitveil.progress import warn
 from splitveil.registry import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil import files
+from splitveil.files import folder as files
 from splitveil.manifest import Damaged, Manifest, begin, changing, intact, lists, problems, verified, why_stale
 from splitveil.registry import UserError
 

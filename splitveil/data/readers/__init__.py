@@ -2,7 +2,7 @@
 
 Data are looked for in `path` if it is given, else in the folder $SPLITVEIL_DATA, else in ~/.cache/splitveil.
 A mistake in the files is a UserError of one line that says what was found, what was expected and what to do. Files may come from
-anybody: every reader opens them by `splitveil.read_file`, and checks the size that a header states before it makes room for it.
+anybody: every reader opens them by `splitveil.files.foreign`, and checks a size that a header states before it makes room.
 """
 
 import os

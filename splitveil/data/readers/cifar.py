@@ -16,7 +16,7 @@ from splitveil.data import ImageSet, Source
 from splitveil.data.download import Published, fetch_archive, missing
 from splitveil.data.readers import class_labels, data_root, places
 from splitveil.data.safe_pickle import read_arrays
-from splitveil.read_file import read_bytes
+from splitveil.files.foreign import read_bytes
 from splitveil.registry import DATASETS, UserError
 
 PIXELS = 3 * 32 * 32

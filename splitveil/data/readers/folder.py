@@ -25,8 +25,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from splitveil.data import ImageSet, Source
+from splitveil.files.foreign import check_budget, open_file
 from splitveil.options import option
-from splitveil.read_file import check_budget, open_file
 from splitveil.registry import DATASETS, UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF")

@@ -15,7 +15,7 @@ import numpy as np
 from splitveil.data import ImageSet, Source
 from splitveil.data.download import Published, fetch, missing
 from splitveil.data.readers import class_labels, fashion, pad_square, places
-from splitveil.read_file import check_budget, open_file
+from splitveil.files.foreign import check_budget, open_file
 from splitveil.registry import DATASETS, UserError
 
 PARTS = ("train", "t10k")

@@ -13,7 +13,7 @@ from splitveil.data import ImageSet, Source
 from splitveil.data.download import Published, fetch_archive, missing
 from splitveil.data.readers import data_root, places
 from splitveil.data.readers.folder import class_files, read_pictures
-from splitveil.read_file import read_bytes
+from splitveil.files.foreign import read_bytes
 from splitveil.registry import DATASETS, UserError
 
 FOLDER = "tiny-imagenet-200"

@@ -12,14 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from splitveil import files
-from splitveil.files import append, locked, read_bytes, read_json, read_tensors, write_atomically, write_json, write_tensors
+from splitveil.files import folder as files
+from splitveil.files.folder import (
+    append,
+    locked,
+    read_bytes,
+    read_json,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 from splitveil.registry import UserError
 
 OTHER = """
 import sys
 from pathlib import Path
-from splitveil.files import locked
+from splitveil.files.folder import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()

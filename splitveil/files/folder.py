@@ -24,7 +24,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from splitveil.registry import UserError
+from splitveil.options import UserError
 
 try:
     import fcntl

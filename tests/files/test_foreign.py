@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.read_file import open_file, read_bytes
+from splitveil.files.foreign import open_file, read_bytes
 from splitveil.registry import UserError
 
 
