@@ -1,4 +1,4 @@
-"""thin, separable: deep and narrow edges. They cost a device no more than two wide convolutions and forget more of the image.
+"""thin, separable: deep and narrow edges, which cost a device no more than two wide convolutions.
 
     edge     stem, three times a residual block and a convolution of stride 2 to twice the channels, and one more convolution
     cloud    two residual blocks of 256 and 512 channels, mean over positions, linear layer
@@ -11,8 +11,9 @@ and does the first two. (Images below 32 pixels have fewer blocks.) A width of w
 `budget` chooses the largest w whose edge stays within so many multiply-adds. VGG-11's two convolutions with a bottleneck of 8
 channels have 21.2 million for 32 pixels. A bottleneck that the channel adds comes on top: 0.15 million behind the default `thin`.
 
-Why: each convolution mixes a larger part of the image, so where a thing was and what it looked like in detail is lost, while
-the class, which the training asks for, is kept. Known limit: such an edge can nearly do the task alone.
+Why: each convolution mixes a larger part of the image, so where a thing was and what it looked like in detail can be lost, while
+the class, which the training asks for, is kept. Attack a trained one to see how far that goes. Known limit: such an edge may
+nearly do the task alone, and then the cloud adds little.
 """
 
 from collections import OrderedDict
