@@ -62,7 +62,6 @@ class Channel(nn.Module):
     def __init__(self, defences: Iterable[Defence] = ()) -> None:
         super().__init__()
         self.defences = nn.ModuleList(defences)
-        self._watched = False
 
     def rebuild(self, model: SplitModel) -> SplitModel:
         """The model as the defences want it. A stack that makes no sense is refused."""
@@ -139,16 +138,13 @@ class Channel(nn.Module):
         return self
 
     def _service(self, generator: torch.Generator | None) -> AbstractContextManager[Any]:
-        """In service a generator is refused, and in the first release whatever draws from torch's own."""
+        """In service a generator is refused, and so is whatever draws from torch's own."""
         if not self.in_service:
             return nullcontext()
         if generator is not None:
             raise UserError(
                 "this channel is in service and was given a generator, whose noise can be predicted; send without one"
             )
-        if self._watched:
-            return nullcontext()
-        self._watched = True
         return OnlySecret()
 
     def reports(self) -> list[dict[str, Any]]:

@@ -7,15 +7,16 @@
 
 With a generator they are what torch draws with it, bit for bit: training, attacks and evaluation are repeated by their seeds. But
 a seed is guessed: torch's generators on a CPU use 32 bits of it, and torch's own one is seeded from the config when a run is
-loaded. So without a generator, nothing of torch's is used. Each draw takes 256 fresh bits from the operating system's generator
-as the key of a ChaCha20 stream (RFC 8439; package `cryptography`) and forgets them; without that package the operating system
-gives all the bytes itself, which is slower. No state outlives a draw, so that threads, forked processes and restarts share
+loaded. So without a generator, nothing of torch's is used. Each block of noise takes 256 fresh bits from the operating system's
+generator as the key of a ChaCha20 stream (RFC 8439; package `cryptography`) and forgets them; without that package the operating
+system gives all the bytes itself, which is slower. No state outlives a draw, so that threads, forked processes and restarts share
 nothing; the one exception is the stock that AHEAD keeps in service, which a forked child throws away.
 
 N(0, 1) is made by Box-Muller in the place of z, from 31 bits for each number in float32 (63 in float64): the largest is
 sqrt(2 log 2^32) = 6.66 (9.42), beyond which lie 3e-11 (5e-21) of a true normal's draws. torch.randn ends at 5.77.
 """
 
+import atexit
 import os
 import threading
 from collections import deque
@@ -77,6 +78,7 @@ class Ahead:
     def __init__(self) -> None:
         self._wanted = False
         self._forget()
+        atexit.register(self.stop)  # a thread that is inside torch when the interpreter ends aborts the process
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 

@@ -207,3 +207,10 @@ def test_noise_is_not_baked_into_an_exported_program(trace: str) -> None:
 
     with pytest.raises(Exception, match="the same at every call"):
         torch.jit.trace(Sends(), torch.zeros(3)) if trace == "jit" else torch.export.export(Sends(), (torch.zeros(3),))
+
+
+def test_a_program_in_service_ends_without_an_abort() -> None:
+    """Several at once and several times: whether the thread is inside torch at the end is chance."""
+    served = "from splitveil.noise import AHEAD; AHEAD.start(); AHEAD.wait()"
+    running = [subprocess.Popen([sys.executable, "-c", served], cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4

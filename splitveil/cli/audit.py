@@ -23,8 +23,10 @@ from splitveil.evaluation.fail_if import parse_condition
 from splitveil.evaluation.flags import flags_named
 from splitveil.evaluation.gate import refusals
 from splitveil.own_code import load_object
+from splitveil.printable import say
 from splitveil.progress import console
 from splitveil.registry import DATASETS, UserError
+from splitveil.report import check_packages
 from splitveil.report.terminal import print_table
 from splitveil.runs import read_tensors
 from splitveil.training.build import build_splits
@@ -50,6 +52,7 @@ def run_audit(arguments: list[str]) -> bool:
     if named and own["--suite"]:
         raise UserError(f"--suite {own['--suite']} is a fixed list; leave it out, or --attacks")
     targets = whole(own["--targets"], "--targets")
+    check_packages()  # what the report needs is told before the work, not after it
     report = audit(
         **(from_pairs(own, rest) if own["--pairs"] else from_model(own, config, rest)), channel=channel_of(config),
         suite=own["--suite"] or "quick", attacks=to_dict(config)["attacks"] if named else None,
@@ -57,7 +60,8 @@ def run_audit(arguments: list[str]) -> bool:
     )  # fmt: skip
     show(report)
     lines = refusals(report.folder, report.summary, conditions, accepted, own["--suite"])
-    print(*lines, sep="\n", end="\n" * bool(lines), file=sys.stderr)
+    if lines:
+        say(*lines, sep="\n", file=sys.stderr)
     return not lines
 
 

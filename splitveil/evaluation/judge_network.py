@@ -17,8 +17,7 @@ all test images for the one nearest to x^:
 
 The cosine's own zero is `others`, that of f(x^) and the images of everybody else.
 
-The embedder needs identities only to learn from; those of the test images may be other people. Where a data set has no
-identities its classes take their place, and same_identity is then one more re-classification. The victim's own network would
+The embedder needs identities only to learn from; those of the test images may be other people. The victim's own network would
 be a biased judge: it was trained together with the defence. So is this one in one respect: it has seen clean images only, and
 a reconstruction in another style can tell a person more than it tells the judge.
 """

@@ -14,7 +14,8 @@
     hidden             all are below a tenth, also at the unlucky end of their 95 % intervals
     not established    below a half, but a flag was raised or something is missing; `doubts` says what
 
-A leak that an attack has shown stands, whatever is missing: more attacks could only find more. Only `hidden` is a green light.
+A leak that an attack has shown stands, whatever is missing: more attacks could only find more. Where the attacker has
+near-copies of test images, the verdict says that it may have remembered them. Only `hidden` is a green light.
 The worst case over attacks is not used: it chooses by the image itself, which no attacker can do, and so lies above every floor.
 """
 
@@ -33,6 +34,10 @@ FLOORS = ("mean_image", "class_mean")
 """Attacks that do not look at z: whoever knows the class can do as much."""
 NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no defence of this run has a proxy")
 """How the reasons begin for which `why_not` skips an attack: it had nothing to work with, so nothing is missing."""
+
+NEIGHBOURS = "neighbours-in-attacker-images"
+AT_LEAST = "The evaluation is incomplete or flagged: what leaks is at least this much."
+REMEMBERED = "The attacker has near-copies of test images: a part of this may be remembered and not rebuilt."
 
 
 class Share(NamedTuple):
@@ -72,12 +77,12 @@ def verdict(summary: Summary) -> Verdict:
     if any(value >= HALF for value in found.values()):
         grade, headline = "exposed", exposed(summary, measures)
         if doubts:
-            facts.append("The evaluation is incomplete or flagged: what leaks is at least this much.")
+            facts.append(REMEMBERED if NEIGHBOURS in summary.flag_names else AT_LEAST)
     elif doubts:
         grade, headline = "not established", f"What a listener gets is not established: {doubts[0]}."
     elif all(share.at_most < TENTH for share in measures.values()):
         grade = "hidden"
-        headline = f"Nothing beyond the class was found by the {len(summary.attacks)} attacks of the suite {summary.suite}."
+        headline = f"Nothing beyond the class was found by {len(summary.attacks)} attacks, the suite {summary.suite} among them."
     else:
         grade, headline = "traces", f"A listener gets traces: {looks(summary, measures)}."
     return Verdict(grade, headline, tuple(facts), doubts, found)
