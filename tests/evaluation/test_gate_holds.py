@@ -40,6 +40,7 @@ class Gate(RuleBasedStateMachine):
         # Beside the trained run: its judges, which learn for a second, lie there.
         self.folder = self.trained.with_name(f"{self.outcomes['machines']}")
         shutil.copytree(self.trained, self.folder)
+        (self.folder / "manifest.json").unlink()  # it would refuse other weights and edits: the gate must hold without its help
         self.weights = [self.path.read_bytes()]
         self.weights.append(save({k: v * 1.5 if v.is_floating_point() else v for k, v in load(self.weights[0]).items()}))
         self.begun: set[str] = set()

@@ -359,6 +359,7 @@ def test_an_audit_of_the_same_model_raises_the_same_flag_or_says_that_it_was_not
 
 SHOWN_BY_PAIRS = {
     "beaten-by-mean", "metric-ceiling", "attack-not-converged", "stronger-net-worse", "more-data-worse", "mask-aware-gap",
+    "neighbours-in-attacker-images",
 }  # fmt: skip
 
 
