@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a file of small pictures, the flags of a short run, and a check for a C++ compiler."""
+"""What all tests share: one thread, small pictures, flags of a short run, commands in this process, a check for a compiler."""
 
 import gc
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from in_process import Cli, Outcome, exit_code
 
 from splitveil.compute.compile import check_compiler
 from splitveil.registry import SURROGATES, Registry, UserError
@@ -51,6 +52,18 @@ def small(pictures: Path) -> list[str]:
         --cem.surrogate uniform --cem.strength 16 --cem.warmup 1 --cem.lr-rescale off
         --train.epochs 3 --train.batch 32 --attacks mean_image --device cpu
     """.split()
+
+
+@pytest.fixture
+def splitveil(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process: its exit code, what it printed, and its errors and warnings."""
+
+    def run(*arguments: str | Path) -> Outcome:
+        capsys.readouterr()
+        code = exit_code(*arguments)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from splitveil.__main__ import main
 from splitveil.cli.arguments import parse
 from splitveil.evaluation import suites
 from splitveil.evaluation.suites import suite
@@ -28,15 +27,6 @@ def train_tiny(pictures: Path, folder: Path) -> Path:
     """
     train_run(folder, parse(flags.split()))
     return folder
-
-
-def exit_code(*arguments: str | Path) -> int:
-    """The exit code of a command, which runs in this process."""
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 @contextmanager

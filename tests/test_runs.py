@@ -5,43 +5,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from in_process import Cli, Outcome
 from safetensors.torch import load, save
 
 from splitveil.__main__ import main
 from splitveil.manifest import changing, problems
-
-
-class Outcome(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
-
-
-@pytest.fixture
-def splitveil(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in this process."""
-
-    def run(*arguments: str | Path) -> Outcome:
-        capsys.readouterr()
-        code: object = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code
-        return Outcome(code, *capsys.readouterr())
-
-    return run
-
 
 FLAGS = """
     --name tiny --data npz --splits.task 160 --splits.validation 40 --splits.auxiliary 200 --model.width 4

@@ -8,15 +8,15 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from in_process import Cli, Outcome
 from safetensors.torch import load, save
 
 from splitveil import runs
-from splitveil.__main__ import COMMANDS, main
+from splitveil.__main__ import COMMANDS
 from splitveil.cli.arguments import parse
 from splitveil.cli.commands import runs_in
 from splitveil.config import from_dict, to_dict
@@ -26,31 +26,6 @@ from splitveil.manifest import step
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run, read_json
 from splitveil.training.train_runs import train_run
-
-
-class Outcome(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
-
-
-@pytest.fixture
-def splitveil(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in this process."""
-
-    def run(*arguments: str | Path) -> Outcome:
-        capsys.readouterr()
-        code: object = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 def refused(outcome: Outcome, *parts: str) -> bool:

@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from in_process import Cli, Outcome
 
-from splitveil.__main__ import main
 from splitveil.registry import DATASETS, DEFENCES, EVERY, UserError
 from splitveil.runs import Run
 
@@ -35,22 +35,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         sys.modules.pop(name, None)
 
 
-Cli = Callable[..., tuple[object, str, str]]
-
-
 @pytest.fixture
-def splitveil(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in this process: exit code, what it printed, and its errors and warnings with their lines joined."""
+def splitveil(splitveil: Cli) -> Cli:
+    """A command in this process, whose errors and warnings have their lines joined."""
 
-    def run(*arguments: str | Path) -> tuple[object, str, str]:
-        capsys.readouterr()
-        code: object = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code
-        out, err = capsys.readouterr()
-        return code, out, " ".join(err.split())
+    def run(*arguments: str | Path) -> Outcome:
+        code, out, err = splitveil(*arguments)
+        return Outcome(code, out, " ".join(err.split()))
 
     return run
 

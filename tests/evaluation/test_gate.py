@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gated import exit_code, small_suites, stopped_at, train_tiny
+from gated import small_suites, stopped_at, train_tiny
+from in_process import exit_code
 from safetensors.torch import load, save
 
 from splitveil.evaluation.summary import read_summary

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gated import exit_code, small_suites, stopped_at, train_tiny
+from gated import small_suites, stopped_at, train_tiny
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from in_process import exit_code
 from safetensors.torch import load, save
 
 from splitveil.evaluation.attack_folder import read_rows, weights_digest
