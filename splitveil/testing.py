@@ -12,16 +12,21 @@ all attacks. pytest then has the fixture `splitveil_run` too: `pytest --splitvei
 from collections.abc import Iterable
 from pathlib import Path
 
-from splitveil.evaluation.attack_folder import weights_digest
+from splitveil.evaluation.attack_folder import attack_folders, weights_digest, why_void
 from splitveil.evaluation.fail_if import Condition
 from splitveil.evaluation.flags import flags_named
 from splitveil.evaluation.gate import refusals, uncounted, unfinished
 from splitveil.evaluation.summary import Summary, read_summary
 from splitveil.registry import UserError
+from splitveil.runs import Run
 
 
 def measured_run(run: Path) -> Summary:
-    """The summary of a run folder; refused where its weights or its attacks are others than when it was written."""
+    """The summary of a run folder; refused where its settings, weights or attacks are others than when it was written."""
+    if (run / "config.toml").exists():
+        Run.open(run)  # refuses settings that were changed by hand
+    for why in filter(None, map(why_void, attack_folders(run / "attacks"))):
+        raise UserError(why)
     summary = read_summary(run)
     if weights_digest(run) not in (None, summary.weights_sha256):
         raise UserError(f"{run} has other weights than were measured; attack and evaluate it again")

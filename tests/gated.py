@@ -1,4 +1,4 @@
-"""What the tests of the gate share: a run that is trained in a moment, suites that take no time, and commands in this process."""
+"""What the tests of the gate share: a run that is trained in a moment, and suites that take no time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -77,8 +77,9 @@ def write_attack(folder: Path, record: AttackRecord, rows: dict[str, np.ndarray]
         step.write(f"{start}attack.json", json_bytes(to_json(record)), ORIGIN)
 
 
-def write_skipped(folder: Path, config: Any, weights: str, why: str) -> None:
-    told = {"attack": label_of(config), "method": type(config).method, "why": why}
+def write_skipped(folder: Path, config: Any, weights: str, why: str, failed: bool = False) -> None:
+    """Note why an attack of a suite was not run: it makes no sense here or, where it `failed`, it is still to be run."""
+    told = {"attack": label_of(config), "method": type(config).method, "why": why, "failed": failed}
     table = told | {"options": options_of(config), "weights_sha256": weights}
     root, start = kept_in(folder)
     forget(folder, "attack.json", "rows.npz", "samples.safetensors")

@@ -14,7 +14,7 @@ from splitveil.config import from_dict
 from splitveil.evaluation.attack_folder import options_of
 from splitveil.evaluation.suites import suite, suite_of, version
 from splitveil.files.folder import is_there, json_bytes, parse_json
-from splitveil.manifest import changing, lists, remedy, verified
+from splitveil.manifest import Damaged, changing, lists, remedy, verified
 from splitveil.progress import warn
 from splitveil.registry import UserError
 
@@ -29,6 +29,10 @@ class Suite(NamedTuple):
     attacks: tuple[Any, ...]
 
 
+LOST = Suite("unknown", "", ())
+"""Stands for suites that were begun before begun.json was damaged. Who is held to it is incomplete."""
+
+
 def known(name: str) -> Suite:
     """A suite as this splitveil has it."""
     return Suite(name, version(suite(name)), suite(name))
@@ -39,13 +43,20 @@ def begun(attacks: Path) -> list[Suite]:
     path, name = attacks / FILE, f"{attacks.name}/{FILE}"
     if not is_there(path) and not lists(attacks.parent, name):
         return []
-    table = parse_json(verified(attacks.parent, name), path)
+    table = parsed(verified(attacks.parent, name), path)
     try:
         return [Suite(old["suite"], old["version"], from_dict({"attacks": old["attacks"]}).attacks) for old in table]
     except UserError as error:
         raise UserError(f"{path}: {error}; use the splitveil that wrote it") from None
     except (TypeError, KeyError, AttributeError):
-        raise UserError(f"{path} is not a list of suites; {remedy(attacks.parent, name)}") from None
+        raise Damaged(f"{path} is not a list of suites; {remedy(attacks.parent, name)}") from None
+
+
+def parsed(data: bytes, path: Path) -> Any:
+    try:
+        return parse_json(data, path)
+    except UserError as error:
+        raise Damaged(str(error)) from None
 
 
 def begin(attacks: Path, name: str) -> None:
@@ -53,9 +64,9 @@ def begin(attacks: Path, name: str) -> None:
     now = known(name)
     try:
         before = begun(attacks)
-    except UserError as error:
-        warn(f"{error}: it is begun now")
-        before = []
+    except Damaged as error:
+        warn(f"{error}: which suites were begun is lost, so conditions fail unless --suite names one")
+        before = [LOST]
     suites = [old for old in before if old != now] + [now]
     if suites != before:
         table = [
@@ -80,4 +91,6 @@ def held_to(attacks: Path, name: str = "") -> Suite | None:
     """The suite asked for by name, else the largest that was begun, of equally large ones the last; None where none was."""
     if name:
         return known(name)
+    if LOST in begun(attacks):
+        return LOST
     return max(reversed(begun(attacks)), key=lambda each: len(each.attacks), default=None)

@@ -73,7 +73,7 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
     """Write and return the summary of what was attacked; `names` are its defences', `origin` says what it was made from."""
     seed, lacks = victim.seed, victim.lacks
     test, auxiliary = victim.test_images, victim.auxiliary_images
-    done, skipped, _ = counted(kept, victim.digest, suite)
+    done, skipped, missing = counted(kept, victim.digest, suite)
     begin_suite_of(kept.folder / "attacks", kept.config.attacks)
     ceiling = ceiling_mse(auxiliary, test)
     attacks = {name: read_attack(folder, ceiling) for name, folder in done.items()}
@@ -94,6 +94,7 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         bits=outcome.bits(test.labels, test.classes),
         attacks=attacks,
         skipped=skipped,
+        unfinished=tuple(place.name for place in missing if place.config in kept.config.attacks),
         worst_case=worst_case({name: read_rows(folder) for name, folder in done.items()}, seed),
         no_lpips=lpips_or_why()[1] or None,
         recognised_original=recognised,

@@ -36,7 +36,7 @@ than what was measured. `beaten-by-mean` counts only where every attack but FLOO
 somebody can subtract noise that the attacks could not. The other flags cast no doubt on the number: what they found (several
 releases, the mask, an idle defence) is in it."""
 FLOORS = ("mean_image", "class_mean")
-"""Attacks that answer with a mean and need not be better than one."""
+"""Attacks that do not look at z: they answer with a mean and need not be better than one."""
 
 
 class Condition(NamedTuple):
@@ -85,6 +85,9 @@ def all_failed(summary: Summary) -> bool:
 def doubts(summary: Summary, metrics: Sequence[str], accepted: Collection[str] = ()) -> list[str]:
     """One line for all that makes some of these metrics worthless, without the flags that are accepted."""
     lines = [] if summary.finite_weights else [f"{summary.name}: weights are NaN or infinite, so nothing can be judged"]
+    if set(metrics) & set(LEAKS):
+        lost = [name for name, attack in summary.attacks.items() if not attack.finite]
+        lines += [f"{summary.name}: {name} gave no number, so what it finds cannot be ruled out" for name in lost]
     for flag, worthless in WORTHLESS.items():
         asked = [metric for metric in metrics if metric in worthless]
         raised = [raised.detail for raised in summary.flags if raised.flag == flag]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from splitveil.evaluation.begun import held_to
+from splitveil.evaluation.begun import LOST, held_to
 from splitveil.evaluation.fail_if import Condition, broken
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.which_attacks_count import finished, standing_of, target_of
@@ -25,6 +25,10 @@ def held(summary: Summary, folder: Path, name: str = "") -> Summary:
     suite = held_to(folder / "attacks", name)
     if suite is None:
         return replace(summary, suite=None, suite_version=None, incomplete=())
+    if suite == LOST:
+        return replace(
+            summary, suite=suite.name, suite_version=None, incomplete=("begun.json was damaged: name a suite by --suite",)
+        )
     target = target_of(summary.weights_sha256, summary.splits)
     found = standing_of(folder / "attacks", suite.attacks, summary.seed, target)
     without_number = [name for name in found.done if name not in summary.attacks or not summary.attacks[name].finite]
@@ -45,9 +49,13 @@ def uncounted(folder: Path, summary: Summary) -> list[str]:
 
 
 def incomplete(summary: Summary) -> list[str]:
-    """A line if attacks of the suite have given no number."""
-    missing = ", ".join(summary.incomplete)
-    return [f"{summary.name}: suite {summary.suite} is incomplete, without a number: {missing}"] if missing else []
+    """A line if attacks of the suite have given no number, and one if attacks of its own list are not finished."""
+    lines, own = [], [name for name in summary.unfinished if name not in summary.incomplete]
+    if summary.incomplete:
+        lines.append(f"{summary.name}: suite {summary.suite} is incomplete, without a number: {', '.join(summary.incomplete)}")
+    if own:
+        lines.append(f"{summary.name}: attacks that were asked for are not finished: {', '.join(own)}")
+    return lines
 
 
 def unfinished(folder: Path, summary: Summary, suite: str = "") -> list[str]:

@@ -86,18 +86,20 @@ def attack_all(
         for i, (place, attack) in enumerate(todo):
             reach(i, place.name)
             attack.on_progress = lambda done, total, i=i: reach(i + done / total)
+            failed = False  # while it is asked whether it makes sense here
             try:
                 if why := why_denied(attack.requires, victim.lacks):
                     raise UserError(why if place.may_skip else f"{place.name}: {why}")
                 if place.may_skip and (why := why_not(place.config, attack, victim, few)):
                     raise UserError(why)
+                failed = True  # if it is refused from here on
                 attack_once(trial, place, attack)
             except UserError as error:
                 if not place.may_skip:
                     raise
                 found.skipped[place.name] = str(error)
                 console.print(f"{place.name} skipped: {error}", highlight=False, markup=False)
-                write_skipped(place.folder, place.config, digest, str(error))
+                write_skipped(place.folder, place.config, digest, str(error), failed)
         reach(len(todo), "")
     return found.skipped
 

@@ -192,6 +192,8 @@ class Summary:
     """The suite that the run is held to: the one that `evaluate` was asked for, else the largest that was begun."""
     suite_version: str | None = None
     """A digest of that suite's attacks and their options; None where this was not written down."""
+    unfinished: tuple[str, ...] = ()
+    """Attacks of the run's own list that were begun or asked for and are not finished."""
     incomplete: tuple[str, ...] = ()
     """Attacks of that suite that are neither finished with a number nor skipped: nothing can be passed on such a summary."""
     skipped: dict[str, str] = field(default_factory=dict)

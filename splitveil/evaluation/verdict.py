@@ -25,16 +25,13 @@ from math import isfinite
 from typing import Literal, NamedTuple
 
 from splitveil.evaluation.evaluate import wilson
+from splitveil.evaluation.fail_if import FLOORS
 from splitveil.evaluation.summary import AttackResult, Summary
+from splitveil.evaluation.which_attacks_count import NO_USE
 
 Grade = Literal["exposed", "traces", "hidden", "not established"]
 HALF, TENTH = 0.5, 0.1
 """More is there than is missing; and the least difference that the flags of this project take for one."""
-FLOORS = ("mean_image", "class_mean")
-"""Attacks that do not look at z: whoever knows the class can do as much."""
-NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no defence of this run has a proxy")
-"""How the reasons begin for which `why_not` skips an attack: it had nothing to work with, so nothing is missing."""
-
 NEIGHBOURS = "neighbours-in-attacker-images"
 AT_LEAST = "The evaluation is incomplete or flagged: what leaks is at least this much."
 REMEMBERED = "The attacker has near-copies of test images: a part of this may be remembered and not rebuilt."
@@ -233,6 +230,8 @@ def doubts_of(summary: Summary) -> Iterator[str]:
         yield f"the flag {raised.flag} is raised ({raised.detail})"
     if summary.suite is None:
         yield "the attacks are somebody's own list and not a whole suite"
+    for name in summary.unfinished:
+        yield f"{name} was asked for and is not finished"
     for name in summary.incomplete:
         yield f"{name} of the suite {summary.suite} gave no number"
     if not summary.finite_weights:

@@ -108,7 +108,7 @@ def standing_of(attacks: Path, wanted: Iterable[Any], seed: int, target: Target)
     """What has become of the wanted attacks; `seed` is that of the run and stands in the name of a new folder."""
     counting = finished(attacks, target)
     told = {name: read_json(folder / "attack.json") for name, folder in counting.items()}
-    left_out = [(folder, old) for folder, old in recorded(attacks, "skipped.json") if old["weights_sha256"] == target.weights]
+    left_out = [(folder, old) for folder, old in recorded(attacks, "skipped.json") if makes_no_sense(old, target)]
     taken = {*counting.values(), *(folder for folder, _ in left_out)}
     found = Standing({}, {}, [])
     for config in wanted:
@@ -158,6 +158,16 @@ def is_on(old: dict[str, Any], target: Target) -> bool:
     if target.test is None or old["weights_sha256"] != target.weights:
         return old["weights_sha256"] == target.weights
     return (old.get("test_sha256") or target.test.sha256, old["n_images"]) == (target.test.sha256, target.test.images)
+
+
+NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no defence of this run has a proxy")
+"""How the reasons of `why_not` begin: the attack had nothing to work with, so nothing is missing."""
+
+
+def makes_no_sense(old: dict[str, Any], target: Target) -> bool:
+    """True if an attack was skipped on these weights because it makes no sense there; one that failed is still to be run."""
+    failed = old.get("failed", not old["why"].startswith(NO_USE))  # older files do not say
+    return not failed and old["weights_sha256"] == target.weights
 
 
 def is_of(old: dict[str, Any], config: Any) -> bool:

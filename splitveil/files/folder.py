@@ -184,8 +184,9 @@ def parse_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str,
 @contextmanager
 def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Let one process at a time write in a folder. The lock is on a file beside the folder and ends with the process."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.with_name(f".{folder.name}.lock")
+    real = folder.resolve()  # one folder has one lock, also as `.` or by a link
+    real.parent.mkdir(parents=True, exist_ok=True)
+    path = real.with_name(f".{real.name}.lock")
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0), 0o666)
     except OSError as error:

@@ -11,7 +11,10 @@ from gated import small_suites, stopped_at, train_tiny
 from in_process import exit_code
 from safetensors.torch import load, save
 
+from splitveil.attacks.ridge import Ridge
+from splitveil.evaluation.fail_if import broken, parse_condition
 from splitveil.evaluation.summary import read_summary
+from splitveil.files.folder import locked
 from splitveil.registry import UserError
 from splitveil.runs import Run, read_json, write_json
 from splitveil.testing import assert_leakage
@@ -132,3 +135,70 @@ def test_assertions_refuse_a_summary_that_later_attacks_are_not_in(run: Path) ->
     (run / "summary.json").unlink()
     with pytest.raises(UserError, match=r"has no summary.json"):
         assert_leakage(run, mse_above=0)
+
+
+@pytest.mark.usefixtures("tiny_suites")
+def test_an_attack_of_a_suite_that_failed_is_missing_and_is_run_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Ridge, access: object) -> Ridge:
+        raise UserError("ridge needs more memory than there is")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ridge, "fit", refuse)
+        assert exit_code("attack", run, "--suite", "standard") == 0
+        assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 3
+    assert "ridge" in read_summary(run).incomplete
+    assert exit_code("attack", run, "--suite", "standard") == 0
+    assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 0
+    assert list(read_summary(run).skipped) == ["mask"]
+
+
+@pytest.mark.usefixtures("tiny_suites")
+def test_an_attack_that_was_asked_for_must_be_finished_also_beside_a_whole_suite(run: Path) -> None:
+    assert exit_code("attack", run, "--suite", "quick") == 0
+    with stopped_at("nearest"):
+        assert exit_code("attack", run, "--attacks", "ridge,nearest") == 130
+    assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 3
+    assert read_summary(run).unfinished == ("nearest",)
+    assert exit_code("attack", run) == 0
+    assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 0
+
+
+@pytest.mark.usefixtures("tiny_suites")
+def test_a_damaged_list_of_begun_suites_makes_conditions_fail_until_one_is_named(run: Path) -> None:
+    assert exit_code("attack", run, "--suite", "standard") == 0
+    assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 0
+    (run / "attacks" / "begun.json").write_text("[]")
+    assert exit_code("attack", run, "--suite", "quick") == 0
+    assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 3
+    assert exit_code("evaluate", run, "--suite", "standard", "--fail-if", "ssim>0.9999") == 0
+
+
+def test_an_attack_without_a_number_makes_a_condition_on_leaks_fail(run: Path) -> None:
+    assert exit_code("attack", run) == exit_code("evaluate", run) == 0
+    summary = read_summary(run)
+    lost = replace(summary, attacks=summary.attacks | {"ridge": replace(summary.attacks["ridge"], mse=float("nan"))})
+    assert broken(summary, [parse_condition("mse<0")]) == []
+    assert broken(lost, [parse_condition("mse<0")]) == ["tiny: ridge gave no number, so what it finds cannot be ruled out"]
+    assert broken(lost, [parse_condition("accuracy<0")]) == []
+
+
+def test_an_assertion_refuses_settings_and_rows_that_were_changed_by_hand(run: Path) -> None:
+    assert exit_code("attack", run) == exit_code("evaluate", run) == 0
+    assert_leakage(run, mse_above=0.0)
+    for file in ("config.toml", "attacks/ridge-0/rows.npz"):
+        before = (run / file).read_bytes()
+        (run / file).write_bytes(before.replace(b"lr = 0.05", b"lr = 0.04") if file == "config.toml" else before[:-1] + b"!")
+        assert (run / file).read_bytes() != before
+        with pytest.raises(UserError, match=Path(file).name):
+            assert_leakage(run, mse_above=0.0)
+        (run / file).write_bytes(before)
+    assert_leakage(run, mse_above=0.0)
+
+
+def test_a_run_is_locked_and_judged_by_whatever_name_it_is_called(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    assert exit_code("attack", ".") == exit_code("evaluate", ".") == exit_code("report", ".") == 0
+    link = run.with_name("link")
+    link.symlink_to(run)
+    with locked(run), pytest.raises(UserError, match="by another process"), locked(link):
+        pass

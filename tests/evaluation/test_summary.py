@@ -94,7 +94,14 @@ def test_a_file_of_schema_1_is_read_and_its_threat_model_rebuilt() -> None:
     assert found.attacks["mean_image"].threat == ThreatModel(queries=False, channel=False)
     new = json.loads(json.dumps(to_json(found)))
     assert all((row.pop("more"), row.pop("test_sha256")) == ({}, None) for row in new["attacks"].values())  # are new since
-    added = {"suite_version": None, "incomplete": [], "finite_weights": True, "measured_by": {}, "not_checked": {}}
+    added = {
+        "suite_version": None,
+        "incomplete": [],
+        "unfinished": [],
+        "finite_weights": True,
+        "measured_by": {},
+        "not_checked": {},
+    }
     assert {name: new.pop(name) for name in added} == added
     for table in (old, new):
         del table["schema"]
