@@ -94,6 +94,7 @@ def attack_all(
                     raise UserError(why)
                 failed = True  # if it is refused from here on
                 attack_once(trial, place, attack)
+                found.skipped.pop(place.name, None)  # it failed before
             except UserError as error:
                 if not place.may_skip:
                     raise

@@ -68,7 +68,7 @@ class Standing(NamedTuple):
     done: dict[str, Path]
     """Folders of those that count, by name."""
     skipped: dict[str, str]
-    """Why others of the wanted make no sense for this run."""
+    """Why others of the wanted make no sense for this run, or failed in it; those that failed are also missing."""
     missing: list[Place]
     """Those of the wanted that are still to be run."""
 
@@ -108,7 +108,9 @@ def standing_of(attacks: Path, wanted: Iterable[Any], seed: int, target: Target)
     """What has become of the wanted attacks; `seed` is that of the run and stands in the name of a new folder."""
     counting = finished(attacks, target)
     told = {name: read_json(folder / "attack.json") for name, folder in counting.items()}
-    left_out = [(folder, old) for folder, old in recorded(attacks, "skipped.json") if makes_no_sense(old, target)]
+    not_run = [(folder, old) for folder, old in recorded(attacks, "skipped.json") if old["weights_sha256"] == target.weights]
+    left_out = [(folder, old) for folder, old in not_run if not failed(old)]
+    failures = {folder: old["why"] for folder, old in not_run if failed(old)}
     taken = {*counting.values(), *(folder for folder, _ in left_out)}
     found = Standing({}, {}, [])
     for config in wanted:
@@ -123,6 +125,8 @@ def standing_of(attacks: Path, wanted: Iterable[Any], seed: int, target: Target)
             name, folder = next((each, folder) for each in names if (folder := attacks / f"{each}-{seed}") not in taken)
             taken.add(folder)
             found.missing.append(Place(config, name, folder))
+            if folder in failures:
+                found.skipped[name] = failures[folder]
     return found
 
 
@@ -164,10 +168,9 @@ NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no def
 """How the reasons of `why_not` begin: the attack had nothing to work with, so nothing is missing."""
 
 
-def makes_no_sense(old: dict[str, Any], target: Target) -> bool:
-    """True if an attack was skipped on these weights because it makes no sense there; one that failed is still to be run."""
-    failed = old.get("failed", not old["why"].startswith(NO_USE))  # older files do not say
-    return not failed and old["weights_sha256"] == target.weights
+def failed(old: dict[str, Any]) -> bool:
+    """True if a skipped attack would make sense, but could not be run: it is still to be run. Older files do not say."""
+    return old.get("failed", not old["why"].startswith(NO_USE))
 
 
 def is_of(old: dict[str, Any], config: Any) -> bool:

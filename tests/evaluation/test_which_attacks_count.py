@@ -68,8 +68,7 @@ def test_what_makes_no_sense_is_skipped_with_a_reason_that_is_kept(
     assert "ridge skipped: ridge: z has" in capsys.readouterr().err.replace("\n", " ")
     again = []
     monkeypatch.setattr("splitveil.evaluation.run_attacks.attack_once", lambda trial, place, attack: again.append(place.name))
-    del skipped["ridge"]
-    assert attack_run(run, splits, CPU) == skipped
+    assert attack_run(run, splits, CPU) == {name: why for name, why in skipped.items() if name != "ridge"}
     assert again == ["ridge"]  # what failed may work the next time; what makes no sense will not
     summary = evaluate_run(run, splits, CPU)
     assert summary.skipped == skipped
