@@ -9,6 +9,7 @@ It trains nothing but attackers and judges, and leaves the model as it was. docs
 import hashlib
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from splitveil.evaluation.run_attacks import attack_all
 from splitveil.evaluation.suites import suite as suite_named
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import ACCURACY, FOLDER, LOG, Victim
+from splitveil.files.folder import locked
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 from splitveil.runs import environment
@@ -149,9 +151,10 @@ def run_audit(
         classified=private if len(private) > len(test) else None,
     )  # fmt: skip
     where = Path(tempfile.mkdtemp(prefix="splitveil-audit-") if folder is None else folder)
-    kept = AuditFolder.create(where, AuditConfig(name, seed, attacks, subject.what, defences, notes))
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])  # attacks seed the user's own generator
-    with in_mode(subject.owner, False), random:
+    alone = nullcontext() if folder is None else locked(where.absolute())  # nobody else knows of a temporary folder
+    with alone, in_mode(subject.owner, False), random:
+        kept = AuditFolder.create(where, AuditConfig(name, seed, attacks, subject.what, defences, notes))
         attack_all(kept, digest, lambda: victim, where / SHELF, attacks)
         origin = {"config_sha256": kept.config.sha256, "splits": splits, "environment": environment(device)}
         summary = evaluate(kept, victim, defences, Training(), **origin)
