@@ -9,6 +9,7 @@ It trains nothing but attackers and judges, and leaves the model as it was. docs
 import hashlib
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from splitveil.auditing.doors.onnx import onnx_edge
 from splitveil.auditing.doors.pairs import open_pairs
 from splitveil.auditing.images import Pictures, as_sets, check_labels, few, halved, in_both, read_images
 from splitveil.auditing.report import AuditReport
-from splitveil.auditing.subject import Subject, weights_sha256
+from splitveil.auditing.subject import Subject, same, weights_sha256
 from splitveil.channel import Channel
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
@@ -37,6 +38,7 @@ from splitveil.evaluation.run_attacks import attack_all
 from splitveil.evaluation.suites import suite as suite_named
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import ACCURACY, FOLDER, LOG, Victim
+from splitveil.files.folder import locked
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 from splitveil.runs import environment
@@ -141,7 +143,7 @@ def run_audit(
     private, auxiliary = as_sets(mine, theirs)
     test = sampled(private, subject.model.z_shape.numel(), targets, seed)
     built = channel_of(channel, subject.model).to(device)
-    defences, notes = names_of(built), notes + notes_on(mine, theirs, private, test)
+    defences, notes = names_of(built), subject.notes + notes + notes_on(mine, theirs, private, test)
     splits = {"test": Part(len(test), test.digest()), "auxiliary": Part(len(auxiliary), auxiliary.digest())}
     digest = digest_of(subject.digest, of_channel(built, subject, few(mine)), *(part.sha256 for part in splits.values()))
     victim = Victim(
@@ -149,9 +151,10 @@ def run_audit(
         classified=private if len(private) > len(test) else None,
     )  # fmt: skip
     where = Path(tempfile.mkdtemp(prefix="splitveil-audit-") if folder is None else folder)
-    kept = AuditFolder.create(where, AuditConfig(name, seed, attacks, subject.what, defences, notes))
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])  # attacks seed the user's own generator
-    with in_mode(subject.owner, False), random:
+    alone = nullcontext() if folder is None else locked(where.absolute())  # nobody else knows of a temporary folder
+    with alone, in_mode(subject.owner, False), random:
+        kept = AuditFolder.create(where, AuditConfig(name, seed, attacks, subject.what, defences, notes))
         attack_all(kept, digest, lambda: victim, where / SHELF, attacks)
         origin = {"config_sha256": kept.config.sha256, "splits": splits, "environment": environment(device)}
         summary = evaluate(kept, victim, defences, Training(), **origin)
@@ -164,10 +167,15 @@ def digest_of(*parts: str) -> str:
 
 @torch.no_grad()
 def of_channel(channel: Channel, subject: Subject, x: torch.Tensor) -> str:
-    """Digest of a channel: its options, its weights, and what it sends of a few images, for defences that have neither."""
+    """Digest of a channel: its options, its weights, and what it sends of a few images, for defences that have neither.
+
+    An edge that draws its own noise never gives the same z twice; the channel is then asked about random numbers.
+    """
     options = [repr(getattr(defence, "config", None)) for defence in channel.defences]
     with in_mode(subject.owner, False):
-        z = subject.model.edge(x.to(subject.device))
+        z, again = (subject.model.edge(x.to(subject.device)) for _ in range(2))
+    if not same(z, again):
+        z = torch.rand(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
     sent = sent_in(False, channel, z, x.to(subject.device), seed=0)
     return digest_of(*options, weights_sha256(channel), hashlib.sha256(sent.cpu().contiguous().numpy().tobytes()).hexdigest())
 

@@ -22,7 +22,7 @@ class Subject:
     what: str
     """In words, such as "ResNet, cut after layer1"."""
     digest: str
-    """Of its weights; of its file or its answers where there are none to be seen."""
+    """Of its weights; of its file, its answers or its name where there are none to be seen."""
     owner: nn.Module
     """Whose parts' train and eval modes are the user's, and are given back."""
     lacks: Mapping[str, str] = field(default_factory=dict)
@@ -30,6 +30,8 @@ class Subject:
     opaque: bool = False
     """True if nothing is known of the edge but its answers."""
     device: torch.device = torch.device("cpu")
+    notes: tuple[str, ...] = ()
+    """What a reader must know about it."""
 
 
 def weights_sha256(module: nn.Module) -> str:
@@ -71,3 +73,8 @@ def answer(edge: nn.Module, x: Tensor, what: str) -> Tensor:
     if not z.is_floating_point():
         raise UserError(f"{what} returns {z.dtype}, must return floats; wrap it so that it does")
     return z
+
+
+def same(z: Tensor, other: Tensor) -> bool:
+    """True if two answers are equal to the last bit, also where they are not numbers."""
+    return z.shape == other.shape and torch.allclose(z, other, rtol=0, atol=0, equal_nan=True)

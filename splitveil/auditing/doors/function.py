@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitveil.auditing.subject import NO_CLOUD, Subject, answer
+from splitveil.auditing.subject import NO_CLOUD, Subject, answer, same
 from splitveil.evaluation.victim import ACCURACY, NoCloud
 from splitveil.split_model import SplitModel
 
 CLOSED = "the edge is a black box: its weights are not known"
 BLACK_BOX: Mapping[str, str] = {"encoder_weights": CLOSED, "architecture": "the edge is a black box: its layers are not known"}
 """What nobody knows of a function."""
+NOISY = (
+    "Asked twice, {what} gave other answers to the same images. Audits in one folder belong together by its name or file: use "
+    "another folder for another edge."
+)
 
 
 class Answers(nn.Module):
@@ -30,12 +34,25 @@ class Answers(nn.Module):
 
 
 def black_box(ask: Callable[[Tensor], Any], x: Tensor, what: str, digest: str = "", cloud: Any = None) -> Subject:
-    """The Subject of a function; x are a few images. Without a digest of its own it gets one of what it answers to them."""
-    edge = Answers(ask)
+    """The Subject of a function; x are a few images. Without a digest of its own it gets one of what it answers to them.
+
+    A function that draws its own noise never answers the same twice. It is known by its name then.
+    """
+    edge, notes = Answers(ask), ()
     z = answer(edge, x, what)
+    if not same(z, answer(edge, x, what)):
+        notes = (NOISY.format(what=what),)
+        digest = digest or hashlib.sha256(name_of(ask).encode()).hexdigest()
     digest = digest or hashlib.sha256(z.cpu().contiguous().numpy().tobytes()).hexdigest()
     lacks = {**BLACK_BOX, "cloud_weights": NO_CLOUD, ACCURACY: NO_CLOUD}
     if cloud is not None:
         lacks = {**BLACK_BOX, "cloud_weights": "the cloud is a black box: its weights are not known"}
     model = SplitModel(edge, NoCloud() if cloud is None else Answers(cloud), tuple(z.shape[1:]), tuple(x.shape[1:]))
-    return Subject(model, what, digest, edge, lacks, opaque=True)
+    owner = nn.ModuleList([edge, cloud]) if isinstance(cloud, nn.Module) else edge
+    return Subject(model, what, digest, owner, lacks, opaque=True, notes=notes)
+
+
+def name_of(ask: Callable[[Tensor], Any]) -> str:
+    """A function by its module and name, or by those of its class."""
+    named = ask if hasattr(ask, "__qualname__") else type(ask)
+    return f"{named.__module__}:{named.__qualname__}"

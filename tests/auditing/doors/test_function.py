@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_net import attacker, private, trained_net
-from torch import Tensor
+from torch import Tensor, nn
 
 import splitveil
 from splitveil.evaluation.suites import suite
@@ -70,3 +71,40 @@ def test_a_pair_of_functions_has_an_accuracy() -> None:
     )
     with pytest.raises(UserError, match="shadow: the edge is a black box: its layers are not known"):
         audited((lambda x: F.avg_pool2d(x, 1), lambda z: net(z)), attacks=["shadow"])
+
+
+def noisy(x: Tensor) -> Tensor:
+    """An edge that draws its own noise."""
+    return x.flatten(1) + 0.05 * torch.randn(len(x), x[0].numel())
+
+
+def test_audits_of_an_edge_with_noise_of_its_own_belong_together_in_one_folder(tmp_path: Path) -> None:
+    for channel in ((), [{"name": "gaussian", "sigma": 0.1}]):
+        folder = tmp_path / f"audit{len(channel)}"
+        first = audited(noisy, attacks=["ridge"], channel=channel, folder=folder)
+        again = audited(noisy, attacks=["mean_image"], channel=channel, folder=folder)  # a weaker list
+        assert set(again.attacks) == {"ridge", "mean_image"}
+        assert again.attacks["ridge"].mse == first.attacks["ridge"].mse  # it was not run a second time
+        assert "other answers to the same images" in " ".join(again.notes)
+    assert audited(in_numpy, attacks=["mean_image"]).notes == ()
+
+
+def test_an_edge_with_noise_of_its_own_is_told_from_another_function(tmp_path: Path) -> None:
+    def other(x: Tensor) -> Tensor:
+        return noisy(x)
+
+    audited(noisy, attacks=["ridge"], folder=tmp_path / "audit")
+    assert set(audited(other, attacks=["mean_image"], folder=tmp_path / "audit").attacks) == {"mean_image"}
+
+
+def test_a_module_behind_a_function_is_in_eval_mode_while_it_is_audited_and_left_as_it_was() -> None:
+    cloud = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10)).train()
+    cloud[2].eval()
+    before, modes = {name: value.clone() for name, value in cloud.state_dict().items()}, [m.training for m in cloud.modules()]
+    report = audited((lambda x: x[:, :, ::2, ::2], cloud), attacks=["mean_image"])
+    assert all(torch.equal(value, before[name]) for name, value in cloud.state_dict().items())
+    assert [module.training for module in cloud.modules()] == modes
+    images, labels = private()
+    with torch.no_grad():
+        found = cloud.eval()(torch.from_numpy(images)[:, :, ::2, ::2].float() / 255).argmax(1)
+    assert report.accuracy == (found == torch.from_numpy(labels)).sum().item() / len(labels)
