@@ -177,7 +177,8 @@ def of_channel(channel: Channel, subject: Subject, x: torch.Tensor) -> str:
     if not same(z, again):
         z = torch.rand(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
     sent = sent_in(False, channel, z, x.to(subject.device), seed=0)
-    return digest_of(*options, weights_sha256(channel), hashlib.sha256(sent.cpu().contiguous().numpy().tobytes()).hexdigest())
+    content = sent.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
+    return digest_of(*options, weights_sha256(channel), hashlib.sha256(content).hexdigest())
 
 
 def lacking(subject: Subject, mine: Pictures, theirs: Pictures) -> dict[str, str]:

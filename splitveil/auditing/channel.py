@@ -15,6 +15,7 @@ def channel_of(given: Any, model: SplitModel) -> Channel:
     """What stands between edge and cloud, ready to send; what was given is copied and stays as it is."""
     if isinstance(given, Channel):
         channel = copy.deepcopy(given)
+        channel.in_service = False  # attacks repeat its noise by generators
     else:
         items = [given] if isinstance(given, str | dict | Defence) else list(given or ())
         channel = Channel(made(item) for item in items)

@@ -55,10 +55,11 @@ class AuditFolder:
     def create(cls, folder: Path, config: AuditConfig) -> "AuditFolder":
         """Make the folder, or take that of an earlier audit, whose attacks count as far as they are the same."""
         begun = {NAME, "audit.json"}  # all that a kill can leave before the folder is that of an audit
-        if folder.exists() and not is_audit(folder) and {path.name for path in folder.iterdir()} - begun:
+        found = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set()
+        if not is_audit(folder) and found - begun:
             raise UserError(f"{folder} exists and holds no audit; name a new folder, or an empty one")
         folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.iterdir()):
+        if not found:
             begin(folder)
         with changing(folder) as step:
             step.write("audit.json", json_bytes(config.to_dict()))

@@ -18,6 +18,7 @@ from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.score import score
 from splitveil.evaluation.worst_case import worst_case
+from splitveil.files.folder import locked
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
 from splitveil.training.build import Parts
@@ -167,3 +168,26 @@ def test_a_mistake_is_told_in_one_line(change: dict[str, Any], message: str) -> 
     with pytest.raises(UserError, match=message) as raised:
         splitveil.audit(**usual | change)
     assert "\n" not in str(raised.value)
+
+
+def test_one_audit_at_a_time_writes_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "audit"
+    with locked(folder), pytest.raises(UserError, match="by another process") as refused:
+        audited(attacks=["mean_image"], folder=folder)
+    assert "\n" not in str(refused.value) and not folder.exists()
+    report = audited(attacks=["mean_image"], folder=folder)
+    assert report.html(folder / "report.html").exists()  # which takes the lock itself
+
+
+def test_what_a_kill_left_half_written_is_not_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / ".manifest.json.ab.tmp").write_text("x")
+    (tmp_path / ".notes").write_text("a file of the user's own")
+    audited(attacks=["mean_image"], folder=tmp_path)
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_channel_in_service_is_audited_and_stays_in_service() -> None:
+    channel = Channel([splitveil.defences.build("gaussian", sigma=0.2)]).serve()
+    report = audited(channel=channel, attacks=["nearest"])
+    assert channel.in_service
+    assert report.worst_case == audited(channel=[NOISE], attacks=["nearest"]).worst_case
