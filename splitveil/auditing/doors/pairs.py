@@ -29,6 +29,7 @@ from splitveil.auditing.subject import Subject
 from splitveil.data.loader import batch_size
 from splitveil.data.safe_npz import read_npz
 from splitveil.evaluation.victim import ACCURACY, DEFENCES, NoCloud
+from splitveil.files.foreign import open_file
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
@@ -110,7 +111,7 @@ def read_arrays(source: Any) -> dict[str, Any]:
 
 def tensors(path: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(path, "pt") as file:
+        with open_file(path), safe_open(path, "pt") as file:  # a pipe in its place is refused, not waited for
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"pairs: {path} cannot be read ({error})") from None
@@ -118,7 +119,8 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 def mapped(path: Path) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)  # copies what is written to, so the file stays as it is
+        with open_file(path):  # a pipe in its place is refused, not waited for
+            return np.load(path, mmap_mode="c", allow_pickle=False)  # copies what is written to, so the file stays as it is
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"pairs: {path} is not a file of plain numbers ({' '.join(str(error).split())})") from None
 

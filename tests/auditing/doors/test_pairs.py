@@ -1,5 +1,8 @@
 """Audits of pairs: what a linear edge sent of bundled images, written as other frameworks would write it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +205,15 @@ def test_pairs_leave_no_room_for_a_model() -> None:
     with pytest.raises(UserError, match="an audit needs a model and private images, or pairs"):
         splitveil.audit(private=private())
     assert set(LACKS) >= {"encoder_weights", "channel", "observations"}
+
+
+@pytest.mark.parametrize("name", ["folder", "pairs.safetensors"])
+def test_a_pipe_in_the_place_of_pairs_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    if name == "folder":
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / name / "sent.npy" if name == "folder" else tmp_path / name)
+    command = [sys.executable, "-m", "splitveil", "audit", "--pairs", name, "--out", "audit"]
+    environment = os.environ | {"PYTHONPATH": str(Path(splitveil.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
