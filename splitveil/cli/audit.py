@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from splitveil.auditing.audit import audit
@@ -17,6 +16,7 @@ from splitveil.auditing.doors.exported import load_program
 from splitveil.auditing.report import AuditReport
 from splitveil.cli.arguments import parse, setting_rows
 from splitveil.cli.command_flags import COMMANDS, HELP, NAMES, command_help, take_flags
+from splitveil.cli.own_model import load_weights, model_from
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config, to_dict
 from splitveil.evaluation.fail_if import parse_condition
@@ -28,7 +28,6 @@ from splitveil.progress import console
 from splitveil.registry import DATASETS, UserError
 from splitveil.report import check_packages
 from splitveil.report.terminal import print_table
-from splitveil.runs import read_tensors
 from splitveil.training.build import build_splits
 
 DOORS = ("--model", "--edge", "--onnx", "--exported", "--pairs")
@@ -128,26 +127,10 @@ def opened(own: dict[str, Any]) -> Any:
         return load_program(Path(own["--exported"]), own["--trust"])
     if own["--edge"]:
         return load_object(own["--edge"])
-    found = load_object(own["--model"])
-    net = found() if callable(found) and not isinstance(found, nn.Module) else found
+    net = model_from(own["--model"])
     if own["--weights"]:
-        load_into(net, Path(own["--weights"]))
+        load_weights(net, Path(own["--weights"]))
     return net
-
-
-def load_into(net: Any, path: Path) -> None:
-    """Put weights into a network: a .safetensors file, or a state dict that torch.load reads without unpickling objects."""
-    if not isinstance(net, nn.Module):
-        raise UserError(f"--model gives a {type(net).__name__}, which --weights cannot be put into; must be an nn.Module")
-    if not path.is_file():
-        raise UserError(f"--weights: there is no file {path}")
-    try:
-        state: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-        net.load_state_dict(state.get("state_dict", state))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"--weights: {path} does not fit {type(net).__name__} ({' '.join(str(error).split())[:300]})") from None
 
 
 def show(report: AuditReport) -> None:

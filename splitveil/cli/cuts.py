@@ -5,7 +5,6 @@ splitveil cuts vgg11 --leak --data cifar10 --data.path ~/cifar --weights trained
 splitveil cuts my_models:resnet --input 3,224,224                         your own function that returns an nn.Module
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from splitveil.cli.arguments import parse
+from splitveil.cli.own_model import load_weights, model_from
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config
 from splitveil.cut_by_fx import every_split
@@ -23,12 +23,10 @@ from splitveil.data import ImageSet
 from splitveil.data.splits import converted
 from splitveil.evaluation.where_to_cut import Cut, every_stage, images_for, where_to_cut
 from splitveil.models import build_model
-from splitveil.own_code import load_object
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError, told
 from splitveil.report import check_packages
 from splitveil.rng import seed_of
-from splitveil.runs import read_tensors
 from splitveil.split_model import SplitModel, stages_of
 from splitveil.training.build import build_splits, channel_moments
 
@@ -133,29 +131,22 @@ def registered_cuts(
     moments = channel_moments(task) if task.shape == shape else ()
     model = build_model(config.model, shape, len(task.classes), *moments)
     if weights is not None:
-        load(stages_of(model), weights, whole_name)
+        load_weights(stages_of(model), weights, whole_name)
     return list(every_stage(model.to(device)))
 
 
-def whole_name(name: str) -> str:
-    """The name of a weight in the uncut model; those of a run begin with model.edge. or model.cloud."""
+def whole_name(name: str) -> str | None:
+    """The name of a weight in the uncut model. Those of a run begin with model.edge. or model.cloud.; its channel has none."""
+    if name.startswith("channel."):
+        return None
     return name.removeprefix("model.").removeprefix("edge.").removeprefix("cloud.")
 
 
 def user_cuts(model: str, shape: tuple[int, ...], weights: Path | None, device: torch.device) -> list[tuple[str, SplitModel]]:
     """The cuts of what pkg.module:function returns."""
-    module = load_object(model)
-    if not isinstance(module, nn.Module):
-        if not callable(module):
-            raise UserError(f"{model} is a {type(module).__name__}, must be a function that returns an nn.Module")
-        try:
-            module = module()
-        except Exception as error:
-            raise UserError(f"{model}() fails: {told(error)}; it is called without arguments") from error
-    if not isinstance(module, nn.Module):
-        raise UserError(f"{model}() returns a {type(module).__name__}, must return an nn.Module")
+    module = model_from(model)
     if weights is not None:
-        load(module, weights)
+        load_weights(module, weights)
     module.to(device).eval()
     try:
         return list(every_split(module, torch.rand(2, *shape, device=device)))
@@ -166,16 +157,6 @@ def user_cuts(model: str, shape: tuple[int, ...], weights: Path | None, device: 
         raise UserError(
             f"{model} fails on images of {size} ({told(error)}); say what it takes, such as --input 3,224,224"
         ) from error
-
-
-def load(module: nn.Module, file: Path, rename: Callable[[str], str] = str) -> None:
-    """Load weights into a module. A file that does not fit is refused in one line."""
-    tensors = {rename(name): tensor for name, tensor in read_tensors(file)[0].items() if not name.startswith("channel.")}
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        what = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} does not fit the model ({what}…)") from None
 
 
 def show(model: str, found: list[Cut], shape: tuple[int, ...]) -> None:

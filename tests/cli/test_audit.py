@@ -102,8 +102,8 @@ WRONG = {
     "--model nets:fresh --data npz --suite quick --attacks ridge": "--suite quick is a fixed list",
     "--model nets:fresh --data npz --fail-if sim>1": "--fail-if is 'sim>1'",
     "--model nets:fresh --data npz --targets few": "--targets is 'few', must be a whole number",
-    "--model nets:fresh --weights no.pt --data npz": "--weights: there is no file no.pt",
-    "--model nets:fresh --weights images.npz --data npz": "--weights: images.npz does not fit Normalised",
+    "--model nets:fresh --weights no.pt --data npz": "no.pt cannot be read",
+    "--model nets:fresh --weights images.npz --data npz": "--weights: images.npz is no state dict of tensors alone",
     "--exported edge.pt2 --data npz": "loading one unpickles, which can run any code",
     "--pairs sent.npz --data npz": "--pairs holds the images too; leave --data out",
     "nets.py": "audit needs one of",
@@ -120,7 +120,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(here: Path, words: str, message: 
 def test_weights_that_are_a_pickle_of_objects_are_not_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(Normalised(), "whole.pt")
     assert exit_code("--model", "nets:fresh", "--weights", "whole.pt", *DATA) == 2
-    assert "whole.pt does not fit Normalised" in capsys.readouterr().err
+    assert "whole.pt is no state dict of tensors alone" in capsys.readouterr().err
 
 
 def test_help_shows_the_flags_of_an_audit_and_none_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,3 +138,13 @@ def test_a_weaker_list_in_the_same_folder_does_not_make_a_condition_pass(here: P
     assert exit_code("--edge", "nets:edge", *weaker, "b", "--fail-if", condition) == 0
     assert exit_code("--edge", "nets:edge", *weaker, "a", "--fail-if", condition) == 3
     assert read_summary(here / "a").attacks.keys() == {"mean_image", "ridge"}
+
+
+def test_weights_may_be_a_link_and_a_model_that_cannot_be_made_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("link.safetensors").symlink_to("net.safetensors")
+    assert exit_code("--model", "nets:fresh", "--weights", "link.safetensors", "--at", "stem", *DATA) == 0
+    capsys.readouterr()
+    assert exit_code("--model", "nets:edge", *DATA) == 2
+    assert "nets:edge() fails" in capsys.readouterr().err
