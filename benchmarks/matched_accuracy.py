@@ -33,7 +33,7 @@ STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
 
 def configs(seed: int) -> list[dict[str, Any]]:
     base, rows = demo_table()
-    undefended, noisy, defended = rows
+    undefended, noisy, defended, _ = rows
     tables = [base | undefended]
     for sigma in SIGMAS:
         defences = [noisy["defences"][0], {"name": "gaussian", "sigma": sigma}]

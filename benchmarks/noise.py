@@ -1,13 +1,16 @@
-"""What secret noise costs against torch.randn, in turns with it on one CPU thread.
+"""What secret noise costs the thread that asks for it against torch.randn, in turns with it.
 
     python -m benchmarks.noise
 
-For 128 x 8 x 8 x 8 numbers, the median over 300 turns of torch.randn's time over that of each way, so that 1 is as fast:
+For 128 x 8 x 8 x 8 numbers, torch.randn's time over that of each kind of secret noise, so that 1 is as fast; medians over 300
+turns:
 
-    at once               splitveil.noise.normal without a generator
+    at once               made when it is asked for
     made ahead            the same in service, a batch every 2 ms
-    operating system      without the package `cryptography`
-    whole steps           noise of gaussian's option grid and of local_dp
+    operating system      at once, without the package `cryptography`
+
+Then the share of a request in service (edge, send, cloud; the demo's model, 128 images, z of 8 x 8 x 8, one every 20 ms) that
+`send` of each defence takes, with noise made ahead and with noise made at once.
 """
 
 import statistics
@@ -16,17 +19,43 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from splitveil import noise
+from splitveil import defences, noise
+from splitveil.channel import Channel
 from splitveil.defences.shared.rounded_noise import RoundedLaplace, RoundedNormal
+from splitveil.models import build_model
+from splitveil.registry import MODELS
+from splitveil.split_model import SplitModel
 
-SHAPE, TURNS = (128, 8, 8, 8), 300
+SHAPE, TURNS, REQUESTS = (128, 8, 8, 8), 300, 40
+DEFENCES = {
+    "gaussian": {},
+    "gaussian in whole steps": {"name": "gaussian", "grid": True},
+    "local_dp, gaussian": {"name": "local_dp"},
+    "local_dp, laplace": {"name": "local_dp", "mechanism": "laplace"},
+    "dropout": {},
+    "quantise": {},
+}
+
+
+def draws() -> dict[str, Callable[[], Tensor]]:
+    """Every way in which a defence draws."""
+    like, normal, laplace = torch.empty(SHAPE), RoundedNormal(), RoundedLaplace()
+    return {
+        "normal": lambda: noise.normal(like, None),
+        "uniform": lambda: noise.uniform(like, None),
+        "words": lambda: noise.words(SHAPE, like.device, None),
+        "normal in whole steps": lambda: normal(SHAPE, None),
+        "laplace in whole steps": lambda: laplace(SHAPE, None),
+    }
 
 
 def seconds(draw: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    """Processor time of the calling thread, which other programs on the machine do not add to."""
+    began = time.thread_time()
     draw()
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def speed(draw: Callable[[], object], pause: float = 0.0) -> float:
@@ -34,25 +63,62 @@ def speed(draw: Callable[[], object], pause: float = 0.0) -> float:
     ratios = []
     for turn in range(TURNS + 20):
         base = seconds(lambda: torch.randn(SHAPE))
-        time.sleep(pause)
+        if pause:  # a sleep of 0 would hand the core, and its cache, to another program before one of the two
+            time.sleep(pause)
         ratio = base / seconds(draw)
         ratios += [ratio] * (turn >= 20)  # the first are to warm up
     return statistics.median(ratios)
 
 
+def shares(ahead: bool) -> dict[str, float]:
+    """The share of a request's time that `send` takes, for each defence."""
+    plain = Channel([defences.build("bottleneck", channels=SHAPE[1])])
+    model = plain.rebuild(build_model(MODELS["small"].config(), (3, 32, 32), 10)).eval()
+    x, found = torch.rand(SHAPE[0], 3, 32, 32), {}
+    assert model.z_shape == SHAPE[1:]
+    for name, options in DEFENCES.items():
+        channel = Channel([defences.build(options.get("name", name), **{k: v for k, v in options.items() if k != "name"})])
+        channel.rebuild(model)
+        channel.serve()
+        if not ahead:
+            noise.AHEAD.stop()
+        with torch.inference_mode():
+            found[name] = statistics.median(share_of_send(model, channel, x) for _ in range(REQUESTS))
+        noise.AHEAD.stop()
+    return found
+
+
+def share_of_send(model: SplitModel, channel: Channel, x: Tensor) -> float:
+    """Of one request: edge, send, cloud."""
+    time.sleep(0.02)
+    began = time.thread_time()
+    z = model.edge(x)
+    ready = time.thread_time()
+    sent = channel.send(z, x)
+    gone = time.thread_time()
+    model.cloud(sent)
+    return (gone - ready) / (time.thread_time() - began)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    like, normal, laplace = torch.empty(SHAPE), RoundedNormal(), RoundedLaplace()
-    print(f"at once            {speed(lambda: noise.normal(like, None)):.2f}")
+    found = {name: [speed(draw)] for name, draw in draws().items()}
     noise.AHEAD.start()
-    noise.AHEAD.wait()
-    print(f"made ahead         {speed(lambda: noise.normal(like, None), 0.002):.2f}")
+    for name, draw in draws().items():
+        draw()
+        noise.AHEAD.wait()
+        found[name].append(speed(draw, 0.002))
     noise.AHEAD.stop()
-    print(
-        f"whole steps        {speed(lambda: normal(SHAPE, None)):.2f} gaussian, {speed(lambda: laplace(SHAPE, None)):.2f} laplace"
-    )
+    requests = [shares(ahead) for ahead in (True, False)]
     sys.modules["cryptography.hazmat.primitives.ciphers"] = None  # type: ignore[assignment]
-    print(f"operating system   {speed(lambda: noise.normal(like, None)):.2f}")
+    for name, draw in draws().items():
+        found[name].append(speed(draw))
+    print(f"{'speed over torch.randn':28}at once   ahead   operating system")
+    for name, (now, ahead, system) in found.items():
+        print(f"{name:28}{now:7.2f} {ahead:7.2f} {system:18.2f}")
+    print(f"{'share of send in a request':28}        ahead   at once")
+    for name in DEFENCES:
+        print(f"{name:28}{requests[0][name]:13.1%} {requests[1][name]:9.1%}")
 
 
 if __name__ == "__main__":

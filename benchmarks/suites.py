@@ -38,7 +38,7 @@ CIFAR10 = {  # after recipes/cem_vgg11_cifar10.toml: bottleneck, noise of 0.1 an
     "noise": "--cem.surrogate none",
     "cem": "",
 }
-WITHOUT_CHANCE = {"mean_image", "class_mean", "nearest", "ridge"}
+WITHOUT_CHANCE = {"mean_image", "class_mean", "code_mean", "nearest", "ridge"}
 AGAIN = "-again"
 
 

@@ -58,7 +58,7 @@ def rows() -> dict[str, dict[str, Any]]:
 
 
 def table_of(name: str, cem: dict[str, Any], seed: int) -> dict[str, Any]:
-    base, (_, noisy, defended) = demo_table()
+    base, (_, noisy, defended, _) = demo_table()
     sigma = SIGMA if cem else float(name.split()[1])
     defences = [noisy["defences"][0], {"name": "gaussian", "sigma": sigma}]
     folder = name.replace(", ", "-").replace(" ", "-")

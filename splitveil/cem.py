@@ -15,7 +15,7 @@ In a user's own loop:
     cem.schedule(epoch, lr, epochs)                     # once an epoch; `epochs`, how many there are, may be left out
     z = model.edge(x)
     loss = cross_entropy(model.cloud(z + 0.1 * torch.randn_like(z)), y)
-    cem.backward(loss, z, y)                            # instead of loss.backward()
+    cem.backward(loss, z, y)                            # instead of loss.backward(); x=x for a surrogate that looks at images
     optimizer.step()
 
 In a process group the surrogate sees the features of all processes, so its statistics and gradients are those of the whole
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from math import log
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -121,6 +121,14 @@ def float32_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+class Shown(NamedTuple):
+    """What a surrogate saw in a step, of all processes."""
+
+    z: Tensor  # [b, *z_shape], detached
+    y: Tensor  # [b]
+    images: tuple[Tensor, ...]  # [b, c, h, w] of a surrogate that looks at images; else nothing
+
+
 class CEM(nn.Module):
     """Trains `surrogate` and gives its gradient to the edge: call `schedule` each epoch and `backward` each step."""
 
@@ -182,18 +190,28 @@ class CEM(nn.Module):
         self.active = coef > 0
         self.coef.fill_(coef)
 
-    def look(self, z: Tensor, y: Tensor) -> None:
+    def look(self, z: Tensor, y: Tensor, *, x: Tensor | None = None) -> None:
         """Optional: call it as soon as z exists, and on a GPU the surrogate works while the cloud does; then call `backward`."""
+        images = self.surrogate.asked_images(x)  # refuses at the first step, and not only after the warm-up
+        self.watch.asked = True
         if not self.active or not z.requires_grad:
             return
         with self.side.run_on(z.device):
-            features, labels, finite = self._pull(z, y)
+            batch, finite = self._pull(z, y, images)
             self.side.mark()  # the edge needs no more than that
-            self._learn(features, labels, finite)
+            self._learn(batch, finite)
 
-    def backward(self, loss: Tensor, z: Tensor, y: Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Instead of `loss.backward()`: edge, cloud and surrogate receive their gradients in one pass."""
+    def backward(
+        self, loss: Tensor, z: Tensor, y: Tensor, scaler: torch.amp.GradScaler | None = None, *, x: Tensor | None = None
+    ) -> None:
+        """Instead of `loss.backward()`: edge, cloud and surrogate receive their gradients in one pass.
+
+        x, the images that z was made of, is needed only by a surrogate that looks at them (`recall`).
+        """
         check_scheduled(self.watch)
+        if not self.watch.asked:
+            self.surrogate.asked_images(x)
+            self.watch.asked = True
         loss = loss if scaler is None else scaler.scale(loss)
         if not self.active:
             self.watch.waited += 1
@@ -205,7 +223,7 @@ class CEM(nn.Module):
             loss.backward()
             return
         if self.seen is not z:
-            self.look(z, y)
+            self.look(z, y, x=x)
         arrived = False
 
         def blend(task: Tensor) -> Tensor:
@@ -276,11 +294,11 @@ class CEM(nn.Module):
         moved = (self.multiplier * step.exp()).clamp(1 / REACH, REACH)
         self.multiplier.copy_(torch.where(finite & moved.isfinite() & (self.known.sum() > 0), moved, self.multiplier))
 
-    def _pull(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pull(self, z: Tensor, y: Tensor, images: tuple[Tensor, ...]) -> tuple[Shown, Tensor]:
         """Put coef * d L_C / d z into `gradient`, and the surrogate's own gradients into its parameters.
 
         Statistics are computed in float32, or in float64 if z is. A gradient that is not finite counts as skipped and is
-        replaced by zero. Returns the features and labels of all processes, which the surrogate saw, and if all was finite.
+        replaced by zero. Returns what the surrogate saw, which is that of all processes, and if all was finite.
         """
         own = z.detach()
         own = (own if own.dtype == torch.float64 else own.float()).requires_grad_()
@@ -289,14 +307,14 @@ class CEM(nn.Module):
         if len(others) > len(own):
             rank, b = dist.get_rank(), len(own)
             features = torch.cat([others[: rank * b], own, others[(rank + 1) * b :]])
-            labels = gather(y)
+            labels, images = gather(y), tuple(map(gather, images))
         check_labels(self.watch, labels, self.surrogate.classes)
         check_refreshed(self.watch, self.surrogate, labels)
         # A training in bfloat16 does not need all digits of the surrogate's products; otherwise the user's setting holds.
         fast = torch.is_autocast_enabled(z.device.type) and self.surrogate.precision != "highest"
         products = float32_products(self.surrogate.precision) if fast else nullcontext()
         with torch.autocast(z.device.type, enabled=False), products:
-            output = self.surrogate(self.measured(features), labels)
+            output = self.surrogate(self.measured(features), labels, *images)
             self.surrogate.zero_grad(set_to_none=True)
             output.loss.backward()
         gradient = torch.zeros_like(own) if own.grad is None else own.grad
@@ -314,9 +332,9 @@ class CEM(nn.Module):
         self.skipped += ~finite
         self.inactive += finite & (low == 0) & (high == 0)
         self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
-        return features.detach(), labels, finite
+        return Shown(features.detach(), labels, images), finite
 
-    def _learn(self, features: Tensor, labels: Tensor, finite: Tensor) -> None:
+    def _learn(self, batch: Shown, finite: Tensor) -> None:
         """Let the surrogate's Adam make a step, its memory take the batch and strength follow its target.
 
         Nothing changes after a gradient that was not finite.
@@ -324,6 +342,6 @@ class CEM(nn.Module):
         if self.optimizer is not None:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        with torch.autocast(features.device.type, enabled=False), torch.no_grad():
-            self.surrogate.after_step(self.measured(features), labels, finite)
-            self._aim(self.measured(features), labels, finite)
+        with torch.autocast(batch.z.device.type, enabled=False), torch.no_grad():
+            self.surrogate.after_step(self.measured(batch.z), batch.y, finite, *batch.images)
+            self._aim(self.measured(batch.z), batch.y, finite)

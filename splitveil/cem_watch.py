@@ -30,6 +30,8 @@ class Seen:
     wanted: bool
     """False for a CEM of strength 0, which is meant to do nothing."""
     scheduled: bool = False
+    asked: bool = False
+    """True after a step in which the surrogate had the images, if it needs them."""
     waited: int = 0
     """Steps in which CEM did not act."""
     looked: bool = False

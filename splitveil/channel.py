@@ -114,6 +114,17 @@ class Channel(nn.Module):
         for defence in self._stack():
             defence.inner_step(batch)
 
+    @property
+    def warm_start(self) -> int:
+        """The most passes over the attacker's images that a defence wants before the first epoch."""
+        return max((defence.warm_start for defence in self._stack()), default=0)
+
+    def warm_step(self, batch: Batch, number: int) -> None:
+        """A step of pass `number` (from 0) of the warm start, for the defences that want so many."""
+        for defence in self._stack():
+            if number < defence.warm_start:
+                defence.inner_step(batch)
+
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
         """True if a defence has replaced parameters of the model."""
         changed = [defence.on_epoch(epoch, model) for defence in self._stack()]  # all are asked, also after a yes

@@ -150,34 +150,54 @@ def _cem(table: dict[str, Any]) -> CEMConfig:
 
 
 def with_older_defaults(table: dict[str, Any]) -> dict[str, Any]:
-    """The table of a run's config.toml, in which options of the surrogate that it does not name have the value they had then.
+    """The table of a run's config.toml, in which options of the surrogate and of defences that it does not name have the value
+    they had then.
 
     config.toml names every option that is not None. One that lacks an option with a default therefore was written before that
     option came, and its run is to go on as it was begun.
     """
-    cem = table.get("cem", {})
+    cem, defences = table.get("cem", {}), table.get("defences", [])
     name = cem.get("surrogate", "none")
-    if name == "none":
+    if name == "none" and not defences:
         return table
-    check_imported(table.get("imports", ()))  # the surrogate may be a user's own
-    given, changed = cem.get(name, {}), changed_since(SURROGATES[name].config)
+    check_imported(table.get("imports", ()))  # a method may be a user's own
+    table = dict(table)
+    if name != "none":
+        table["cem"] = cem | {name: _as_of_then(SURROGATES, name, cem.get(name, {}))}
+    if isinstance(defences, list):  # what is wrong with other tables, `from_dict` says
+        table["defences"] = [
+            _as_of_then(DEFENCES, each["name"], each) if isinstance(each, dict) and "name" in each else each for each in defences
+        ]
+    return table
+
+
+def _as_of_then(registry: Registry, name: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a method as config.toml gives them, with those that are younger than the file at their value of before."""
+    changed = changed_since(registry[name].config) if isinstance(name, str) else {}
     if all(option in given for option, (default, _) in changed.items() if default is not None):
-        return table
-    older = {option: before for option, (_, before) in changed.items()}
-    return table | {"cem": cem | {name: older | given}}
+        return given
+    return {option: before for option, (_, before) in changed.items()} | given
 
 
 def as_begun(config: Config, begun: Config) -> Config:
-    """The config in which options of the surrogate that are at their default, which is another now, are as the run `begun` has
-    them: a run goes on with the recipe that it was begun with."""
-    new, old = config.cem.surrogate, begun.cem.surrogate
+    """The config in which options of surrogate and defences that are at their default, which is another now, are as the run
+    `begun` has them: a run goes on with the recipe that it was begun with."""
+    defences = config.defences
+    if len(defences) == len(begun.defences):
+        defences = tuple(map(_kept, defences, begun.defences))
+    surrogate = _kept(config.cem.surrogate, begun.cem.surrogate)
+    return dataclasses.replace(config, defences=defences, cem=dataclasses.replace(config.cem, surrogate=surrogate))
+
+
+def _kept(new: Any, old: Any) -> Any:
+    """A method's config with what has another default now as `old` has it, which was begun with the default of before."""
     if new is None or type(new) is not type(old):
-        return config
+        return new
     kept = {
         option: before for option, (default, before) in changed_since(type(new)).items()
         if getattr(new, option) == default and getattr(old, option) == before
     }  # fmt: skip
-    return dataclasses.replace(config, cem=dataclasses.replace(config.cem, surrogate=dataclasses.replace(new, **kept)))
+    return dataclasses.replace(new, **kept)
 
 
 def _fill(cls: type, table: dict[str, Any], where: str) -> Any:
@@ -204,7 +224,9 @@ def typed(value: Any, hint: Any, where: str) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         if value is None:
             return None
-        return typed(value, next(arm for arm in get_args(hint) if arm is not type(None)), where)
+        arms = [arm for arm in get_args(hint) if arm is not type(None)]
+        words = [arm for arm in arms if get_origin(arm) is Literal and value in get_args(arm)]
+        return typed(value, (words or arms)[0], where)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{where} is {value!r}, must be a list")

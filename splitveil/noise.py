@@ -10,7 +10,8 @@ a seed is guessed: torch's generators on a CPU use 32 bits of it, and torch's ow
 loaded. So without a generator, nothing of torch's is used. Each block of noise takes 256 fresh bits from the operating system's
 generator as the key of a ChaCha20 stream (RFC 8439; package `cryptography`) and forgets them; without that package the operating
 system gives all the bytes itself, which is slower. No state outlives a draw, so that threads, forked processes and restarts share
-nothing; the one exception is the stock that AHEAD keeps in service, which a forked child throws away.
+nothing; the one exception is the stock that AHEAD keeps in service, which a forked child throws away. A GPU is never waited for:
+what it gets from here is copied from pinned memory.
 
 N(0, 1) is made by Box-Muller in the place of z, from 31 bits for each number in float32 (63 in float64): the largest is
 sqrt(2 log 2^32) = 6.66 (9.42), beyond which lie 3e-11 (5e-21) of a true normal's draws. torch.randn ends at 5.77.
@@ -20,7 +21,7 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log, pi, prod, sqrt
 from typing import Any
 
@@ -32,13 +33,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from splitveil.registry import UserError
 
 BLOCK = 1 << 18
-"""Normal numbers that are made ahead at once: 1 MiB."""
+"""Numbers that are made ahead at once: 1 MiB."""
 DEPTH = 4
-"""Blocks that are kept ready."""
+"""Blocks of each kind that are kept ready."""
 TAILS = {torch.float32: sqrt(2 * log(2**32)), torch.float64: sqrt(2 * log(2**64))}
 """The largest secret normal number."""
 ZEROS = memoryview(bytes(1 << 20))
 """What is enciphered: the stream itself comes out. Kept, because new pages of memory cost more time than the cipher."""
+Kind = Callable[[int], Tensor]
+"""Makes as many secret numbers, on the CPU."""
 MASKS = {torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
 
 
@@ -69,11 +72,28 @@ def box_muller(word: Tensor, dtype: torch.dtype) -> Tensor:
 def fresh_normal(count: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """`count` secret normal numbers, made at once."""
     word = secret(count + count % 2, torch.int64 if dtype == torch.float64 else torch.int32)
-    return box_muller(word.to(device), dtype)[:count]
+    return box_muller(moved(word, device), dtype)[:count]
+
+
+def secret_normal(count: int) -> Tensor:
+    """`count` secret normal numbers in float32, made on the CPU."""
+    return fresh_normal(count, torch.device("cpu"))
+
+
+def secret_uniform(count: int) -> Tensor:
+    """`count` secret numbers of 24 bits in [0, 1), in float32, made on the CPU."""
+    return (secret(count, torch.int32) & (2**24 - 1)).float().mul_(2**-24)
+
+
+def moved(made: Tensor, device: torch.device) -> Tensor:
+    """What was made on the CPU, on the device. From pinned memory, so that a copy to a GPU takes its turn and nobody waits."""
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
 
 class Ahead:
-    """A stock of secret normal numbers in float32 that a thread makes before they are asked for. Each is handed out once."""
+    """A stock of secret noise, of every kind that was asked for, which a thread makes for the next time. Each number is handed
+    out once.
+    """
 
     def __init__(self) -> None:
         self._wanted = False
@@ -84,7 +104,7 @@ class Ahead:
 
     def _forget(self) -> None:
         """Empties the stock: a forked child has a copy of its parent's, and none of its threads. `take` starts a new one."""
-        self._changed, self._blocks, self._thread = threading.Condition(), deque[Tensor](), None
+        self._changed, self._stock, self._thread = threading.Condition(), dict[Kind, deque[Tensor]](), None
 
     def start(self) -> None:
         with self._changed:
@@ -96,38 +116,48 @@ class Ahead:
     def stop(self) -> None:
         with self._changed:
             thread, self._thread, self._wanted = self._thread, None, False
-            self._blocks.clear()
+            self._stock.clear()
             self._changed.notify_all()
         if thread is not None:
             thread.join()
 
     def wait(self, seconds: float = 60) -> bool:
-        """True once a block is ready."""
+        """True once a block of every kind that was asked for is ready."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._blocks), seconds)
+            return self._changed.wait_for(lambda: all(self._stock.values()), seconds)
+
+    def _scarcest(self) -> Kind | None:
+        """The kind that has the fewest blocks; None if there are enough of all."""
+        kind = min(self._stock, key=lambda kind: len(self._stock[kind]), default=None)
+        return None if kind is None or len(self._stock[kind]) >= DEPTH else kind
 
     def _fill(self) -> None:
         own = threading.current_thread()
         while True:
-            block = fresh_normal(BLOCK, torch.device("cpu"))
             with self._changed:
-                self._changed.wait_for(lambda: self._thread is not own or len(self._blocks) < DEPTH)
-                if self._thread is not own:
+                self._changed.wait_for(lambda: self._thread is not own or self._scarcest())
+                kind = self._scarcest()
+                if self._thread is not own or kind is None:
                     return
-                self._blocks.append(block)
-                self._changed.notify_all()
+            block = kind(BLOCK)
+            with self._changed:
+                if self._thread is own:
+                    self._stock[kind].append(block)
+                    self._changed.notify_all()
 
-    def take(self, count: int) -> Tensor | None:
-        """Numbers from the stock; None if it does not have as many in one block."""
-        if self._wanted and self._thread is None:
+    def take(self, kind: Kind, count: int) -> Tensor | None:
+        """Numbers from the stock; None if it does not have as many in one block, or is not kept."""
+        if not self._wanted or count > BLOCK:
+            return None
+        if self._thread is None:
             self.start()
         with self._changed:
-            while self._blocks and len(self._blocks[0]) < count <= BLOCK:
-                self._blocks.popleft()  # what is left of it is too little
-            if not self._blocks or count > BLOCK:
-                self._changed.notify_all()
-                return None
-            taken, self._blocks[0] = self._blocks[0].split([count, len(self._blocks[0]) - count])
+            blocks = self._stock.setdefault(kind, deque())
+            while blocks and len(blocks[0]) < count:
+                blocks.popleft()  # what is left of it is too little
+            taken = None
+            if blocks:
+                taken, blocks[0] = blocks[0].split([count, len(blocks[0]) - count])
             self._changed.notify_all()
             return taken
 
@@ -135,31 +165,35 @@ class Ahead:
 AHEAD = Ahead()
 
 
+def drawn_secretly(kind: Kind, shape: Sequence[int], device: torch.device) -> Tensor:
+    """What was made ahead, or else is made at once."""
+    _refuse_recording()
+    ready = AHEAD.take(kind, prod(shape))
+    return moved(kind(prod(shape)) if ready is None else ready, device).view(tuple(shape))
+
+
 def normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is not None:
         return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
     _refuse_recording()
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    ready = AHEAD.take(like.numel()) if dtype == torch.float32 else None
-    if ready is None:
-        ready = fresh_normal(like.numel(), like.device, dtype)
-    return ready.to(like.device, like.dtype).view(like.shape)
+    ready = AHEAD.take(secret_normal, like.numel()) if dtype == torch.float32 else None
+    made = fresh_normal(like.numel(), like.device, dtype) if ready is None else moved(ready, like.device)
+    return made.to(like.dtype).view(like.shape)
 
 
 def uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """In float32 for every type of z: in bfloat16 a uniform number has 8 bits."""
     if generator is not None:
         return torch.rand(like.shape, generator=generator, device=like.device)
-    _refuse_recording()
-    bits = secret(like.numel(), torch.int32).to(like.device) & (2**24 - 1)
-    return (bits.float() * 2**-24).view(like.shape)
+    return drawn_secretly(secret_uniform, like.shape, like.device)
 
 
 def words(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> Tensor:
     if generator is not None:
         return torch.empty(shape, dtype=torch.int64, device=device).random_(generator=generator)
     _refuse_recording()
-    return (secret(prod(shape), torch.int64).to(device) & MASKS[torch.int64]).view(tuple(shape))
+    return (moved(secret(prod(shape), torch.int64), device) & MASKS[torch.int64]).view(tuple(shape))
 
 
 def below(k: int, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor:

@@ -71,13 +71,23 @@ def changed_since(config: type) -> dict[str, tuple[Any, Any]]:
 
 @cache
 def choices(config: type) -> dict[str, tuple[Any, ...]]:
-    """The allowed values of each option whose type is a Literal; None is among them if the option may be left out."""
+    """The allowed values of each option whose type is a Literal; None is among them if the option may be left out.
+
+    An option may be a number or one of some words, as `int | Literal["auto"]`: the words are those listed.
+    """
     found = {}
     for name, hint in get_type_hints(config).items():
         literals = [arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal]
         if literals:
             found[name] = (*get_args(literals[0]), *([None] if type(None) in get_args(hint) else []))
     return found
+
+
+@cache
+def takes_numbers(config: type) -> frozenset[str]:
+    """The options among `choices` that may be a number, too."""
+    hints = get_type_hints(config)
+    return frozenset(name for name in choices(config) if {int, float} & set(get_args(hints[name])))
 
 
 def check_options(config: Any, where: str) -> None:
@@ -88,6 +98,7 @@ def check_options(config: Any, where: str) -> None:
         if bounds is not None and not bounds.allow(value):
             remedy = f"; {bounds.remedy}" if bounds.remedy else ""
             raise UserError(f"{where}{field.name} is {value}, must be {bounds}{remedy}")
-        if field.name in known and value not in known[field.name]:
-            said = ", ".join(repr(choice) for choice in known[field.name] if choice is not None)
+        numbers = field.name in takes_numbers(type(config))
+        if field.name in known and value not in known[field.name] and not (numbers and isinstance(value, int | float)):
+            said = ", ".join(repr(choice) for choice in known[field.name] if choice is not None) + ", or a number" * numbers
             raise UserError(f"{where}{field.name} is {value!r}, must be one of {said}")

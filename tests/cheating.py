@@ -25,24 +25,25 @@ def frozen(tails: str, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def trained(
-    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200, by: type[torch.optim.Optimizer] = torch.optim.Adam
-) -> tuple[SurrogateOutput, SurrogateOutput]:
-    """What it says before and after its own parameters were trained on the same z."""
-    before = surrogate(z, y)
+    surrogate: Surrogate, z: Tensor, y: Tensor, lr: float, steps: int = 200, by: type[torch.optim.Optimizer] = torch.optim.Adam,
+    x: Tensor | None = None,
+) -> tuple[SurrogateOutput, SurrogateOutput]:  # fmt: skip
+    """What it says before and after its own parameters were trained on the same z, made of the same images x."""
+    before = surrogate(z, y, x)
     parameters = [parameter for parameter in surrogate.parameters() if parameter.requires_grad]
     if parameters:
         optimizer = by(parameters, lr=lr)  # type: ignore[call-arg]
 
         def loss() -> Tensor:
             optimizer.zero_grad()
-            now = surrogate(z, y).loss
+            now = surrogate(z, y, x).loss
             now.backward()
             return now
 
         for _ in range(steps):
             optimizer.step(loss)
-            surrogate.after_step(z, y, torch.tensor(False))  # counted, not remembered: z stays what it is
-    return before, surrogate(z, y)
+            surrogate.after_step(z, y, torch.tensor(False), x)  # counted, not remembered: z stays what it is
+    return before, surrogate(z, y, x)
 
 
 OTHERS = [(torch.optim.SGD, 0.1, 200), (torch.optim.AdamW, 3e-2, 200), (torch.optim.LBFGS, 1.0, 10)]

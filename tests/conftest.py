@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from in_process import Cli, Outcome, exit_code
 
 from splitveil.compute.compile import check_compiler
@@ -14,6 +15,9 @@ from splitveil.registry import SURROGATES, Registry, UserError
 # Tests run in two processes on two cores, so more threads would only wait for each other. Besides, the number of threads decides
 # the order of a sum, and with it the last bits.
 torch.set_num_threads(1)
+# A busy machine must not fail a test: none of hypothesis' examples has a time limit. pytest's own, 300 s a test, remains.
+settings.register_profile("splitveil", deadline=None)
+settings.load_profile("splitveil")
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,7 @@ from splitveil.statistics.rates import diagonal_rate, full_rate
 from splitveil.surrogates import Surrogate, build
 
 DIM, CLASSES, SAMPLES, SIGMA, MODES = 16, 3, 80, 0.3, 5
+IMAGE = 1, 4, 4
 
 TOLERATED = DIM / 2 * log(1.125)
 """Nats of features whose variance is tau everywhere."""
@@ -46,10 +47,16 @@ class Fall(NamedTuple):
         return self.after.in_modes - 2 * self.after.said - TOLERATED
 
 
-def measured(surrogate: Surrogate, z: Tensor, y: Tensor) -> State:
+def images_of(z: Tensor) -> Tensor:
+    """[b, 1, 4, 4] images, of which every dimension of z tells a pixel at the start."""
+    return torch.sigmoid(z.detach()).view(-1, *IMAGE)
+
+
+def measured(surrogate: Surrogate, z: Tensor, y: Tensor, x: Tensor) -> State:
     unit = DIM if surrogate.needs_noise else DIM / 2
+    unit /= getattr(surrogate.config, "rate", 1) or 1  # recall holds so many times the loss of rate
     with torch.no_grad():
-        said, wide = unit * surrogate(z, y).loss.item(), z.double()
+        said, wide = unit * surrogate(z, y, x).loss.item(), z.double()
         count, mean, variance = class_moments(wide, y, CLASSES)
         nats = full_rate(wide, y, mean, count, SIGMA).mean().item()
         found = kmeans(wide, y, CLASSES, MODES, tries=3)
@@ -66,7 +73,8 @@ def fall(name: str, options: dict[str, Any], seed: int = 0, steps: int = 400, re
     torch.manual_seed(seed)
     y = torch.arange(CLASSES * SAMPLES) % CLASSES
     z = torch.randn(len(y), DIM, generator=generator).requires_grad_()
-    surrogate = build(name, dim=DIM, classes=CLASSES, sigma=SIGMA, **options)
+    x = images_of(z)
+    surrogate = build(name, dim=DIM, classes=CLASSES, sigma=SIGMA, image=IMAGE, **options)
     classifier = nn.Linear(DIM, CLASSES)
     optimizer = torch.optim.Adam([z, *classifier.parameters()], 2e-2)
     own = [parameter for parameter in surrogate.parameters() if parameter.requires_grad]
@@ -75,9 +83,9 @@ def fall(name: str, options: dict[str, Any], seed: int = 0, steps: int = 400, re
     for step in range(steps):
         if surrogate.refresh_every and step % refresh == 0:
             surrogate.refresh(z.detach(), y)
-        before = before or measured(surrogate, z.detach(), y)
+        before = before or measured(surrogate, z.detach(), y, x)
         noisy = z + SIGMA * torch.randn(z.shape, generator=generator)
-        loss = surrogate(z, y).loss + nn.functional.cross_entropy(classifier(noisy), y)
+        loss = surrogate(z, y, x).loss + nn.functional.cross_entropy(classifier(noisy), y)
         for each in (optimizer, inner):
             if each is not None:
                 each.zero_grad()
@@ -85,11 +93,11 @@ def fall(name: str, options: dict[str, Any], seed: int = 0, steps: int = 400, re
         for each in (optimizer, inner):
             if each is not None:
                 each.step()
-        surrogate.after_step(z.detach(), y, torch.tensor(True))
+        surrogate.after_step(z.detach(), y, torch.tensor(True), x)
     if surrogate.refresh_every:
         surrogate.refresh(z.detach(), y)
     assert before is not None
-    return Fall(before, measured(surrogate, z.detach(), y))
+    return Fall(before, measured(surrogate, z.detach(), y, x))
 
 
 def table() -> None:
@@ -98,6 +106,7 @@ def table() -> None:
     presets = {"gated": "as_written", "slots": "as_written", "kmeans": "reference"}
     rows: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in SURROGATES.names()]
     rows += [("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("kmeans", {"charge_modes": False})]
+    rows += [("recall", options) for options in ({"rate": 1.0}, {"unit": "seen"}, {"heads": 2}, {"rate": 0.0})]
     rows += [(name, {"preset": preset}) for name, preset in presets.items()]
     for name, options in rows:
         found = fall(name, options)

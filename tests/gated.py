@@ -30,11 +30,11 @@ def train_tiny(pictures: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def small_suites() -> Iterator[None]:
-    """SUITES in the place of splitveil's own."""
+def small_suites(**others: list[dict[str, Any]]) -> Iterator[None]:
+    """SUITES in the place of splitveil's own, or others by their names."""
     suite.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suites, "read_toml", lambda path: SUITES)
+        patch.setattr(suites, "read_toml", lambda path: SUITES | others)
         yield
     suite.cache_clear()
 

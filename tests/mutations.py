@@ -112,6 +112,7 @@ def mutate(root: Path, seed: int, file: str | None = None) -> tuple[str, str]:
     """Damage one file below `root`, drawn by the seed unless it is named; returns its name and what was done to it."""
     draw = random.Random(seed)
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    files = [name for name in files if not name.startswith(".")]  # judges may be deleted at any time
     name = file or draw.choice(files)
     how = draw.choice([*ANY, *SOME.get(Path(name).suffix, ())])
     how(root / name, draw)

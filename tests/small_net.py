@@ -1,5 +1,6 @@
 """A small network that splitveil did not build, and images for it: for tests of audits."""
 
+from copy import deepcopy
 from functools import cache
 
 import numpy as np
@@ -40,9 +41,13 @@ class Normalised(nn.Module):
         return self.head(self.drop(self.stem((x - 0.286) / 0.353).flatten(1)))
 
 
-@cache
 def trained_net() -> Normalised:
-    """Trained by a plain loop, outside splitveil."""
+    """Trained by a plain loop, outside splitveil. Everybody gets a copy, because some change its precision."""
+    return deepcopy(trained_once())
+
+
+@cache
+def trained_once() -> Normalised:
     torch.manual_seed(0)
     net, (images, labels) = Normalised(), arrays(500, 1100)
     x, y = torch.from_numpy(images).float() / 255, torch.from_numpy(labels)

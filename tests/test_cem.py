@@ -485,18 +485,110 @@ def test_backward_never_waits_for_the_device_after_its_first_step(
 ) -> None:
     x, y = data(torch.float32)
     edge, cloud = halves(torch.float32)
-    surrogate = Learned() if name == "learned" else surrogates.build(name, dim=D, classes=CLASSES, sigma=0.1)
+    surrogate = Learned()
+    if name != "learned":
+        surrogate = surrogates.build(name, dim=D, classes=CLASSES, sigma=0.1, image=(1, 8, 8))
     cem = active_cem(surrogate, clip=clip)
     monkeypatch.setattr(cem_watch, "on_host", lambda y: False)  # as if these tensors were on a GPU
     z = edge(x)
-    cem.backward(F.cross_entropy(cloud(z), y), z, y)  # the first step may look at labels and statistics, once
+    cem.backward(F.cross_entropy(cloud(z), y), z, y, x=x)  # the first step may look at labels and statistics, once
     z = edge(x)
     loss = F.cross_entropy(cloud(z), y)
     with no_reads(monkeypatch):
         with pytest.raises(AssertionError, match="waits"):
             bool(loss > 0)
-        cem.backward(loss, z, y)
+        cem.backward(loss, z, y, x=x)
     assert cem.steps == 2
+
+
+class Looking(Learned):
+    """A surrogate that looks at images: each class by how bright they are."""
+
+    needs_images = True
+
+    def __init__(self, dim: int = D) -> None:
+        Surrogate.__init__(self, None, FeatureSpace(dim, CLASSES, image=(1, 8, 8)))
+        self.gate = nn.Linear(dim, dim)
+        self.remembered: Tensor | None = None
+
+    def forward(self, z: Tensor, y: Tensor, x: Tensor) -> SurrogateOutput:
+        return super().forward(z * x.flatten(1).mean(1).view(-1, *(1,) * (z.dim() - 1)), y)
+
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
+        self.remembered = x
+
+
+def test_images_reach_the_surrogate_that_looks_at_them_and_no_other() -> None:
+    x, y = data()
+    edge, cloud = halves()
+    torch.manual_seed(2)
+    cem = active_cem(Looking().double(), strength=2.0, lr_rescale="off")
+    expected = copy.deepcopy(cem.surrogate)
+    z = edge(x)
+    cem.backward(F.cross_entropy(cloud(z), y), z, y, x=x)
+    assert cem.last is not None
+    torch.testing.assert_close(cem.last.loss, expected(z, y, x).loss.detach())
+    assert cem.surrogate.remembered is not None
+    assert torch.equal(cem.surrogate.remembered, x)  # type: ignore[arg-type]
+    plain = active_cem()
+    z = edge(x)
+    plain.backward(F.cross_entropy(cloud(z), y), z, y, x=torch.full_like(x, torch.nan))  # Learned would not take a third argument
+    assert plain.skipped == 0
+
+
+@pytest.mark.parametrize("epoch", [0, 50])
+def test_images_may_be_given_to_look_alone_also_in_the_warm_up(epoch: int) -> None:
+    cem = active_cem(Looking(4), epoch=epoch, warmup=1)
+    z, y = torch.randn(B, 4, requires_grad=True), torch.arange(B) % CLASSES
+    cem.look(z, y, x=torch.rand(B, 1, 8, 8))
+    cem.backward(z.sum(), z, y)
+    assert z.grad is not None
+
+
+@pytest.mark.parametrize("epoch", [0, 50])
+def test_images_that_are_missing_are_one_line_also_in_the_warm_up(epoch: int) -> None:
+    cem = active_cem(Looking(4), epoch=epoch, warmup=1)
+    z, y = torch.randn(B, 4, requires_grad=True), torch.arange(B) % CLASSES
+    with pytest.raises(UserError, match=r"^surrogate 'looking' looks at the images .*: cem.backward\(loss, z, y, x=x\)$"):
+        cem.backward(z.sum(), z, y)
+    with pytest.raises(TypeError):  # by name only: a third tensor in the place of the scaler would be taken for one
+        cem.backward(z.sum(), z, y, None, torch.zeros(B, 1, 8, 8))  # type: ignore[misc]
+
+
+def test_a_surrogate_that_looks_at_images_must_know_their_shape() -> None:
+    with pytest.raises(UserError, match=r"'recall' looks at images .*image=\(3, 32, 32\)"):
+        surrogates.build("recall", dim=4, classes=2, sigma=0.1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(world=st.integers(2, 4), seed=st.integers(0, 1000))
+def test_images_of_all_processes_reach_a_surrogate(world: int, seed: int) -> None:
+    """Each process takes its turn, as below: the average of their gradients is that of the whole batch with its images."""
+    b = 8
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(world * b, 5, generator=generator, dtype=torch.float64)
+    images = torch.rand(world * b, 1, 8, 8, generator=generator, dtype=torch.float64) + whole[:, :1, None, None]
+    y = torch.randint(0, CLASSES, (world * b,), generator=generator)
+    everywhere = {torch.int64: lambda _: y, torch.float64: lambda own: whole if own.dim() == 2 else images}
+    surrogate = surrogates.build("recall", dim=5, classes=CLASSES, sigma=0.1, image=(1, 8, 8), bank=6).double()
+
+    def gradient(z: Tensor, labels: Tensor, x: Tensor) -> tuple[Tensor, Surrogate]:
+        cem = active_cem(copy.deepcopy(surrogate), strength=2.0, lr_rescale="off")
+        z = z.clone().requires_grad_()
+        cem.backward(z.sum() * 0, z, labels, x=x)
+        assert z.grad is not None
+        return z.grad, cem.surrogate
+
+    expected, taught = gradient(whole, y, images)
+    assert expected.any()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cem_module, "gather", lambda tensor: everywhere[tensor.dtype](tensor))
+        for rank in range(world):
+            patch.setattr(cem_module.dist, "get_rank", lambda rank=rank: rank)
+            mine = slice(rank * b, (rank + 1) * b)
+            own, after = gradient(whole[mine], y[mine], images[mine])
+            torch.testing.assert_close(own / world, expected[mine])
+            torch.testing.assert_close(after.state_dict(), taught.state_dict())  # all remember the same
 
 
 @settings(max_examples=10, deadline=None)

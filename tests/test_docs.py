@@ -41,13 +41,20 @@ def test_a_plain_default_stands_in_the_row_of_its_option(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text()
     for field in dataclasses.fields(SURROGATES[name].config):
         if field.default is not None:
-            told = str(field.default).lower() if isinstance(field.default, bool | str) else f"{field.default:g}"
+            told = str(field.default).lower() if isinstance(field.default, bool | str) else None
+            values = field.default if isinstance(field.default, tuple) else (field.default,)
+            told = told or ", ".join(f"{value:g}" for value in values)
             assert f"| `{field.name}` | {told} |" in page
 
 
 def test_the_comparison_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
     results = json.loads((ROOT / "results" / "surrogates_fashion.json").read_text())
     assert benchmark("surrogates", monkeypatch).markdown(results["comparison"]) in OVERVIEW.read_text()
+
+
+def test_the_table_of_attention_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = json.loads((ROOT / "benchmarks" / "measured" / "attention_stability.json").read_text())
+    assert benchmark("attention_stability", monkeypatch).markdown(measured["rows"]) in (ROOT / "docs" / "findings.md").read_text()
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -94,10 +101,16 @@ def test_the_table_of_the_standard_suite_is_the_one_of_the_results(data: str, mo
     assert benchmark("suites", monkeypatch).markdown(results["lines"]) in page
 
 
+def test_the_table_of_releases_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = json.loads((ROOT / "benchmarks" / "measured" / "releases_linear_cpu.json").read_text())
+    page = (ROOT / "docs" / "defences" / "keyed_noise.md").read_text()
+    assert benchmark("releases", monkeypatch).markdown(measured) in page
+
+
 def test_the_table_of_cifar_10_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
     results = json.loads((ROOT / "results" / "cifar10.json").read_text())
     page = (ROOT / "docs" / "defences" / "README.md").read_text()
-    assert benchmark("cifar10", monkeypatch).markdown(results["lines"]) in page
+    assert benchmark("paper", monkeypatch).markdown(results["lines"]) in page
 
 
 @pytest.mark.parametrize("name", ATTACKS.names())

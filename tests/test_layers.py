@@ -11,7 +11,7 @@ ORDER = """
     options files printable progress registry own_code rng noise
     statistics compute data split_model cut_by_fx metrics models
     defences channel surrogates cem_watch cem
-    config manifest runs training attacks evaluation
+    config manifest runs training attacks evaluation designing
     report auditing cli __main__ testing pytest_plugin
 """
 ROOMS = ORDER.split()

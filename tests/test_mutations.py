@@ -1,20 +1,26 @@
 """Whatever happens to a file of a run folder: no traceback, nothing waits, and nothing that changes a result goes unnamed."""
 
 import os
+import re
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from mutations import mutate
+from small_net import attacker, private
 
+from splitveil import progress
 from splitveil.__main__ import main
 from splitveil.cli.commands import runs_in
+from splitveil.evaluation import evaluate
 from splitveil.evaluation.attack_folder import read_rows, write_skipped
 from splitveil.evaluation.run_attacks import trained_weights
 from splitveil.manifest import NAME
+from splitveil.metrics.cost import Latency
 from splitveil.runs import Run
 
 FLAGS = """
@@ -24,10 +30,26 @@ FLAGS = """
 """
 
 
+AUDIT = """
+    audit --model small_net:trained_net --at stem --data npz --defences gaussian --attacks mean_image,ridge,nearest --device cpu
+"""
+ON_A_RUN = ("train", "attack", "evaluate", "report", "verify")
+ON_AN_AUDIT = ("audit", "report", "verify")
+IMAGES = "images.npz"
+
+
 class Case(NamedTuple):
     code: object
     out: str
     err: str
+
+
+@pytest.fixture(scope="module", autouse=True)
+def always_as_fast() -> Iterator[None]:
+    """An edge takes the same time whenever it is timed, so that two evaluations of a run can be compared byte by byte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "latency", lambda edge, x_shape: Latency(1.0, 1, "a processor"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +67,29 @@ def finished(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an audit, whose images lie beside it."""
+    folder = tmp_path_factory.mktemp("audits") / "tiny"
+    (test, test_labels), (images, labels) = private(), attacker()
+    np.savez(folder.parent / IMAGES, images=images, labels=labels, test_images=test, test_labels=test_labels)
+    main(words("audit", folder, folder.parent / IMAGES))
+    return folder
+
+
+def words(command: str, folder: Path, images: Path | None = None) -> list[str]:
+    """The command line that makes the folder once more."""
+    if command == "train":
+        return ["train", str(folder / "config.toml"), "--runs", str(folder.parent), "--name", folder.name]
+    if command == "audit":
+        return [*AUDIT.split(), "--data.path", str(images), "--out", str(folder)]
+    return [command, str(folder)]
+
+
 def products(folder: Path, command: str) -> object:
     """What a command makes, as far as it is a matter of its result."""
+    if command == "audit":
+        return products(folder, "attack"), re.sub(r'"seconds": [^,]+', "", (folder / "summary.json").read_text())
     if command == "train":
         return (folder / "weights" / "last.safetensors").read_bytes()
     if command == "attack":
@@ -57,32 +100,32 @@ def products(folder: Path, command: str) -> object:
     return None
 
 
-def play(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Case:
-    words = {"train": [folder / "config.toml", "--runs", folder.parent, "--name", folder.name]}.get(command, [folder])
+def play(command: str, folder: Path, capsys: pytest.CaptureFixture[str], images: Path | None = None) -> Case:
     capsys.readouterr()
+    progress._told.clear()  # a process of its own would have told nothing yet
     code: object = 0
     try:
-        main([command, *map(str, words)])
+        main(words(command, folder, images))
     except SystemExit as stop:
         code = stop.code
     return Case(code, *capsys.readouterr())
 
 
 def failures(seed: int, finished: Path, place: Path, capsys: pytest.CaptureFixture[str], verified: bool = True) -> list[str]:
-    """Damage a copy of the run, play every command on a copy of that, and return what went wrong."""
+    """Damage a copy of the run or audit, play every command on a copy of that, and return what went wrong."""
     damaged, found = place / "damaged" / "tiny", []
     copy(finished, damaged)
     if not verified:
         (damaged / NAME).unlink()
     file, how = mutate(damaged, seed)
-    for command in ("train", "attack", "evaluate", "report", "verify"):
+    for command in ON_AN_AUDIT if (finished / "audit.json").exists() else ON_A_RUN:
         folder, what = place / command / "tiny", f"seed {seed}, {how} of {file}, {command}"
         copy(damaged, folder)
         copy(finished.parent / ".judges", folder.parent / ".judges")
         if runs_in(folder.parent) not in ([folder], [folder.parent]):
             found.append(f"{what}: the run is not found")
         try:
-            case = play(command, folder, capsys)
+            case = play(command, folder, capsys, finished.parent / IMAGES)
         except Exception as error:
             found.append(f"{what}: {type(error).__name__}: {error}")
             continue
@@ -129,6 +172,14 @@ def test_a_run_without_damage_gives_the_same_again(finished: Path, tmp_path: Pat
     assert np.isfinite(read_rows(folder / "attacks" / "ridge-0")["mse"]).all()
 
 
+def test_nor_does_an_audit_change_when_it_is_repeated(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "tiny"
+    copy(audited, folder)
+    for command in ON_AN_AUDIT:
+        assert play(command, folder, capsys, audited.parent / IMAGES).code == 0
+        assert products(folder, command) == products(audited, command)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_hundred_mutations_cause_no_traceback_and_are_never_accepted_in_silence(
@@ -143,4 +194,11 @@ def test_neither_does_a_folder_without_a_manifest_wait_or_fall_over(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     found = [line for seed in range(1000, 1060) for line in failures(seed, finished, tmp_path / "case", capsys, verified=False)]
+    assert not found, "\n".join([f"{len(found)} failures", *found])
+
+
+@pytest.mark.slow
+def test_nor_do_mutations_of_an_audit(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = [line for seed in range(2000, 2100) for line in failures(seed, audited, tmp_path / "case", capsys)]
+    found += [line for seed in range(3000, 3020) for line in failures(seed, audited, tmp_path / "case", capsys, verified=False)]
     assert not found, "\n".join([f"{len(found)} failures", *found])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from splitveil.split_model import SplitModel
 
 ROOT = Path(__file__).parent.parent
 DRAWING = ["gaussian", "dropout", "vib", "shredder", "quantise", "keyed_noise", "local_dp"]
+WHOLE_STEPS = {"gaussian": {"grid": True}}
 SENDS = """
 import torch
 from splitveil import defences
@@ -48,6 +50,20 @@ def test_processes_that_loaded_the_same_run_do_not_send_the_same_noise() -> None
     assert len(set(sent)) == 4
 
 
+def built(name: str, **options: object) -> Channel:
+    """A channel for z of 4 x 8 x 8."""
+    channel = Channel([defences.build(name, **options)])
+    channel.rebuild(SplitModel(torch.nn.Identity(), torch.nn.Identity(), (4, 8, 8), (4, 8, 8)))
+    return channel
+
+
+def in_service() -> None:
+    """Starts the stock and waits for normal numbers in it."""
+    noise.AHEAD.start()
+    draws(1)
+    assert noise.AHEAD.wait()
+
+
 def in_child() -> bytes:
     """What a forked child draws first."""
     end, other = multiprocessing.Pipe()
@@ -64,8 +80,7 @@ def in_child() -> bytes:
 @pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
 def test_forked_children_and_their_parent_all_draw_different_noise(ahead: bool) -> None:
     if ahead:
-        noise.AHEAD.start()
-        assert noise.AHEAD.wait()
+        in_service()
     children = [in_child() for _ in range(3)]
     parent = draws(64).numpy().tobytes()
     assert len({parent, *children}) == 4
@@ -90,8 +105,7 @@ def test_threads_share_no_noise() -> None:
 
 
 def test_what_was_made_ahead_is_handed_out_once_and_is_what_is_sent() -> None:
-    noise.AHEAD.start()
-    assert noise.AHEAD.wait()
+    in_service()
     first, second = draws(1000), draws(1000)
     assert not torch.equal(first, second)
     many = draws(3 * noise.BLOCK)  # more than a block: made at once
@@ -169,6 +183,62 @@ def test_on_another_device_it_is_made_there() -> None:
         assert (drawn.device, drawn.shape) == (like.device, like.shape)
 
 
+@pytest.mark.parametrize("name", [name for name in DRAWING if name != "keyed_noise"])  # which hashes pixels on the host
+def test_no_defence_waits_for_a_device_in_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On `meta`, which has no values, whatever the host reads from the device raises an error."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # does not know `meta`
+    channel, z = built(name, **WHOLE_STEPS.get(name, {})), torch.rand(2, 4, 8, 8)
+    channel.serve().to("meta")
+    sent = channel.send(z.to("meta"), torch.rand(2, 3, 8, 8, device="meta"))
+    assert (sent.device.type, sent.shape) == ("meta", z.shape)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+@pytest.mark.parametrize("name", [name for name in DRAWING if name != "keyed_noise"])
+def test_on_a_gpu_noise_is_fresh_and_nobody_waits_for_it(name: str, ahead: bool) -> None:
+    channel = built(name, **WHOLE_STEPS.get(name, {})).cuda().serve()
+    z, x = torch.rand(64, 4, 8, 8, device="cuda"), torch.rand(64, 3, 8, 8, device="cuda")
+    for _ in range(3):
+        channel.send(z, x)  # pinned memory is allocated
+    assert noise.AHEAD.wait()
+    if not ahead:
+        noise.AHEAD.stop()
+    before = torch.cuda.get_rng_state()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sent = [channel.send(z, x) for _ in range(4)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert name == "shredder" or len(torch.stack(sent).unique(dim=0)) == 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_on_a_gpu_it_is_normal_too(dtype: torch.dtype) -> None:
+    for _ in range(2):  # at once, and made ahead
+        drawn = noise.normal(torch.empty(200_000, dtype=dtype, device="cuda"), None)
+        assert drawn.device.type == "cuda" and drawn.dtype == dtype
+        if dtype != torch.bfloat16:  # its steps are too coarse for this test
+            assert stats.kstest(drawn.cpu().numpy(), "norm").pvalue > 1e-6
+        in_service()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "gaussian in whole steps", "dropout", "vib", "quantise", "local_dp"])
+def test_in_service_the_thread_that_sends_makes_no_noise_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = built("gaussian", grid=True) if name == "gaussian in whole steps" else built(name)
+    z, x, makers = torch.rand(2, 4, 8, 8), torch.rand(2, 3, 8, 8), []
+    channel.serve().send(z, x)  # the first is made at once, and tells what to make ahead
+    assert noise.AHEAD.wait()
+    urandom = os.urandom
+    monkeypatch.setattr(os, "urandom", lambda count: (makers.append(threading.current_thread().name), urandom(count))[1])
+    sent = [channel.send(z, x) for _ in range(20)]
+    assert len(torch.stack(sent).unique(dim=0)) == 20
+    assert threading.current_thread().name not in makers
+
+
 def test_without_the_cipher_the_system_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
     assert stats.kstest(draws(100_000).numpy(), "norm").pvalue > 1e-6
@@ -188,8 +258,7 @@ def test_a_generator_draws_what_torch_draws_with_it() -> None:
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_no_defence_touches_torchs_own_generator_and_none_can_be_drawn_again(name: str) -> None:
-    defence = defences.build(name)
-    Channel([defence]).rebuild(SplitModel(torch.nn.Identity(), torch.nn.Identity(), (4, 8, 8), (4, 8, 8)))
+    (defence,) = built(name).defences
     z, x = torch.rand(2, 4, 8, 8), torch.rand(2, 3, 8, 8)
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -211,6 +280,6 @@ def test_noise_is_not_baked_into_an_exported_program(trace: str) -> None:
 
 def test_a_program_in_service_ends_without_an_abort() -> None:
     """Several at once and several times: whether the thread is inside torch at the end is chance."""
-    served = "from splitveil.noise import AHEAD; AHEAD.start(); AHEAD.wait()"
+    served = "from splitveil.noise import AHEAD, secret_normal as kind; AHEAD.start(); AHEAD.take(kind, 1); AHEAD.wait()"
     running = [subprocess.Popen([sys.executable, "-c", served], cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4

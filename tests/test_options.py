@@ -1,9 +1,10 @@
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import pytest
 
+from splitveil.config import typed
 from splitveil.options import UserError, check_options, option
 
 
@@ -34,3 +35,20 @@ def test_a_value_out_of_bounds_is_refused_with_its_bound(options: dict[str, Any]
 def test_values_within_bounds_and_options_not_given_are_allowed() -> None:
     check_options(Config(), "")
     check_options(Config(free=nan, positive=1e-9, share=None, count=8, kernel=1), "")
+
+
+@dataclass(frozen=True)
+class Mixed:
+    clusters: int | Literal["auto"] | None = option(None, at_least=1)
+
+
+def test_an_option_may_be_a_number_or_a_word() -> None:
+    for value in (None, 3, "auto"):
+        check_options(Mixed(value), "")
+        assert typed(value, get_type_hints(Mixed)["clusters"], "x") == value
+    with pytest.raises(UserError, match=r"^x: clusters is 0, must be at least 1$"):
+        check_options(Mixed(0), "x: ")
+    with pytest.raises(UserError, match=r"^x: clusters is 'many', must be one of 'auto', or a number$"):
+        check_options(Mixed("many"), "x: ")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^x is 2\.5, must be of type int$"):
+        typed(2.5, get_type_hints(Mixed)["clusters"], "x")

@@ -17,7 +17,7 @@ from splitveil.training.build import Parts
 def alone(config: Config, full: Surrogate, c: int, sigma: float | None) -> Surrogate:
     """The surrogate of one class: the parameters are `full`'s own, the statistics its row of them."""
     entry = SURROGATES.of(config.cem.surrogate)
-    surrogate = entry.make_from(config.cem.surrogate, space=FeatureSpace(full.dim, 1, sigma))
+    surrogate = entry.make_from(config.cem.surrogate, space=FeatureSpace(full.dim, 1, sigma, image=full.space.image))
     without_banks(surrogate)
     shapes = {name: value.shape for name, value in surrogate.state_dict().items()}
     state = full.state_dict(keep_vars=True)
@@ -32,11 +32,11 @@ def without_banks(surrogate: Surrogate) -> None:
             part.bank = None
 
 
-def one_by_one(each: list[Surrogate], z: Tensor, y: Tensor) -> Tensor:
+def one_by_one(each: list[Surrogate], z: Tensor, y: Tensor, x: Tensor) -> Tensor:
     total = z.new_zeros(())
     for c in y.unique().tolist():
         own = z[y == c]
-        total = total + len(own) / len(z) * each[c](own, torch.zeros_like(y[: len(own)])).loss
+        total = total + len(own) / len(z) * each[c](own, torch.zeros_like(y[: len(own)]), x[y == c]).loss
     return total
 
 
@@ -49,13 +49,13 @@ def with_backward(surrogate: Surrogate, z: Tensor, loss: Callable[[], Tensor]) -
     return work
 
 
-def at_once_and_looped(config: Config, parts: Parts, z: Tensor, y: Tensor) -> list[Callable[[], None]]:
+def at_once_and_looped(config: Config, parts: Parts, z: Tensor, y: Tensor, x: Tensor) -> list[Callable[[], None]]:
     """Forward and backward, all classes at once and one by one; they must agree."""
     assert parts.cem is not None
     full = parts.cem.surrogate
     without_banks(full)  # the loop would need one for each class
     each = [alone(config, full, c, parts.channel.noise_std) for c in range(full.classes)]
-    losses = [lambda: full(z, y).loss, lambda: one_by_one(each, z, y)]
+    losses = [lambda: full(z, y, x).loss, lambda: one_by_one(each, z, y, x)]
     values = [loss() for loss in losses]
     if values[0] == 0:
         raise UserError(f"in a batch of {len(z)} no class of {full.classes} has company; measure a larger one")
@@ -66,35 +66,36 @@ def at_once_and_looped(config: Config, parts: Parts, z: Tensor, y: Tensor) -> li
     return [with_backward(full, z, loss) for loss in losses]
 
 
-def scene(setting: Setting) -> tuple[dict[str, tuple[Config, Parts]], Tensor, Tensor]:
-    """The variants with a surrogate, features of a batch and their labels."""
+def scene(setting: Setting) -> tuple[dict[str, tuple[Config, Parts]], Tensor, Tensor, Tensor]:
+    """The variants with a surrogate, features of a batch, their labels and images."""
     task, device = task_of(setting), setting.device
     made = {name: (config, parts_of(config, task, device)) for name, config in asked(setting).items()}
     made = {name: (config, parts) for name, (config, parts) in made.items() if parts.cem is not None}
     z, _ = features_like(next(iter(made.values()))[1], task, setting.batch, device)
     y = torch.randint(setting.classes, (setting.batch,), generator=stream(device, 0, "bench", setting.batch), device=device)
-    return made, z.requires_grad_(), y
+    x = torch.rand(setting.batch, *task.shape, device=device)
+    return made, z.requires_grad_(), y, x
 
 
 def loop_rows(setting: Setting, advance: Advance) -> list[Row]:
     """How many times as fast all classes at once are as one after the other, z[y == c]; same loss and gradient, asserted."""
-    made, z, y = scene(setting)
+    made, z, y, x = scene(setting)
     works: dict[str, Work] = {}
     for name, (config, parts) in made.items():
-        works[name], works[f"{name}, looped"] = at_once_and_looped(config, parts, z, y)
+        works[name], works[f"{name}, looped"] = at_once_and_looped(config, parts, z, y, x)
     taken = in_turns(works, setting.slow_rounds, setting.device, advance)
     return [setting.row("loop", name, "plain loop over classes", speedup(taken[name], taken[f"{name}, looped"])) for name in made]
 
 
 def memory_rows(setting: Setting, advance: Advance) -> list[Row]:
     """The most memory that forward and backward hold beside z, over that of z and its gradient."""
-    made, z, y = scene(setting)
+    made, z, y, x = scene(setting)
     rows = []
     for name, (_, parts) in made.items():
         advance(0, name)
         assert parts.cem is not None
         surrogate = parts.cem.surrogate
-        work = with_backward(surrogate, z, lambda surrogate=surrogate: surrogate(z, y).loss)
+        work = with_backward(surrogate, z, lambda surrogate=surrogate: surrogate(z, y, x).loss)
         work()  # libraries take their workspace at the first use
         z.grad = None
         surrogate.zero_grad(set_to_none=True)

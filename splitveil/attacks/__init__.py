@@ -20,6 +20,10 @@ from splitveil.registry import ATTACKS
 class AttackConfig:
     """The options that every attack has. They say how it is run, not what it does."""
 
+    added: ClassVar[frozenset[str]] = frozenset()
+    """Options of this class that came after suites had versions. At its default such an option is left out of a suite's version,
+    which is then that of before."""
+
     label: str = ""
     """Its name in results, if that is not the method's. With two labels, one method can attack a run twice."""
     attempt: int = option(0, at_least=0)
@@ -42,6 +46,8 @@ class Attack(Generic[C]):
 
     quick: ClassVar[Mapping[str, Any]] = {}
     """Options with which it finishes in seconds, for tests and for a first try; empty if it does so by default."""
+    needs_codes: ClassVar[bool] = False
+    """True if it makes sense only where one of a finite number of codes is sent."""
     requires: ThreatModel = ThreatModel()
     """What it must be granted; an attack whose options decide that sets it in its constructor."""
     losses_: list[float]
@@ -58,6 +64,10 @@ class Attack(Generic[C]):
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def fit(self, access: Access) -> "Attack[C]":
+        raise NotImplementedError
+
+    def improve(self, other: "Attack[Any]") -> None:
+        """Begin with the answers of another attack, fitted on the same images: the one that the option `improves` names."""
         raise NotImplementedError
 
     def reconstruct(self, observation: Observation) -> Tensor:

@@ -16,6 +16,10 @@ Options that adapt it to a defence, all off by default (`shared/inverse_network.
     prototypes   k means of z for each class of the attacker's images (k-means, with the labels of those images). Where z has
                  collapsed towards such means, it only tells the nearest mean p and its offset from p: D gets z - p as an input,
                  and adds to the mean of the images nearest to p instead of drawing from nothing
+    net          "unet": the U-Net with attention of `splitveil.models.unet_decoder`, by AdamW with warm-up and clipped gradients
+    augment      own images are mirrored and shifted, which gives fresh pairs (z', x) in every epoch (`shared/fresh_pairs.py`)
+    members      the mean of several D, each from other random numbers
+    probe        one more D, for half the epochs: what the second half gained says whether twice as many would gain
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
 A twentieth of the attacker's images is held out (500 at most), and the weights of the epoch with the least error there are kept.
@@ -29,39 +33,35 @@ make just those weights useless. `prototypes` of a z that has not collapsed cost
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, prod
-from typing import ClassVar, Literal
+from math import isfinite, prod
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.attacks.shared.average import Average
 from splitveil.attacks.shared.fitting import Learner, train_in_epochs
-from splitveil.attacks.shared.inverse_network import (
-    CHUNK,
-    Inverse,
-    InverseAttack,
-    InverseConfig,
-    loses_entries,
-    nearest_row,
-    pool,
-)
+from splitveil.attacks.shared.fresh_pairs import CHANGES, altered
+from splitveil.attacks.shared.inverse_network import CHUNK, Inverse, InverseAttack, InverseConfig, Mean, Seen, loses_entries
+from splitveil.attacks.shared.prototypes import find_prototypes
 from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
-from splitveil.data.loader import Feed, batch_size
+from splitveil.data.loader import DeviceImages, Feed, batch_size
 from splitveil.defences import AttackHints
 from splitveil.metrics.image import ssim
+from splitveil.models.decoder import res_decoder
+from splitveil.models.unet_decoder import UNetDecoder
 from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
-from splitveil.rng import seed_of
-from splitveil.statistics.clustering import kmeans
+from splitveil.rng import seed_of, stream
 
-GATHERED = 2**28
-"""Most numbers of z that k-means gets (1 GiB); if there are more, only every second, third, … image is used."""
+WARM = 0.05
+"""Share of a U-Net's training in which its rate rises."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,15 @@ class Config(InverseConfig):
     """Means of z for each class that the network is told, 0 for none."""
     ema: float = option(0.0, at_least=0, below=1, remedy="0.999 is usual")
     """Share of the running average of the weights that a step keeps; 0.999 is usual, 0 averages nothing."""
+    net: Literal["res", "unet"] = "res"
+    """The network: the paper's "res N# C#", or a U-Net with attention, which is stronger and has no use for `blocks`."""
+    augment: bool = False
+    """Mirror and shift own images before they are sent, for fresh pairs in every epoch; only for `net = "unet"`."""
+    members: int = option(1, at_least=1)
+    """Networks of other random numbers whose mean is the answer."""
+    probe: bool = False
+    """Train one more network for half the epochs, to see what doubling them gains: the flag attack-not-converged goes by that."""
+    added: ClassVar = frozenset({"net", "augment", "members", "probe"})
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
@@ -85,6 +94,16 @@ def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
     if loss == "mse":
         return F.mse_loss(guess, x)
     return F.l1_loss(guess, x) + (1 - ssim(guess, x)).mean()
+
+
+def recipe(epochs: int) -> dict[str, Any]:
+    """How a U-Net is trained: AdamW, gradients clipped to norm 1, a rate that rises over the first twentieth of the epochs."""
+    return {"decoupled": True, "clip": 1.0, "warm": WARM if epochs * WARM >= 1 else 0.0}
+
+
+def doubling(half: float, full: float) -> dict[str, float]:
+    """Facts for attack-not-converged: the least error after half the epochs, and the share of it that all of them took off."""
+    return {"half_error": half, "doubling_gain": 1 - full / half} if isfinite(full) and isfinite(half) and half > 0 else {}
 
 
 def proxy_weights(hints: Sequence[AttackHints] | None) -> Mapping[str, Tensor]:
@@ -110,45 +129,6 @@ def adopt(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
     net.load_state_dict({k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}, strict=False)
 
 
-@torch.no_grad()
-def find_prototypes(access: Access, per_class: int, kept: bool) -> tuple[Tensor, Tensor]:
-    """Centres [k, *z_shape] of the attacker's images in z, and the mean image [k, *x_shape] of those nearest to each."""
-    assert access.query is not None and access.auxiliary is not None
-    images, query = access.auxiliary, access.query
-    every = ceil(len(images) * prod(access.z_shape) / GATHERED)
-    x, labels = images.images[::every], images.labels[::every]
-    size = batch_size(max(prod(access.x_shape), prod(access.z_shape)), CHUNK)
-    z = torch.cat([pool(query(part.float() / 255), kept).flatten(1) for part in x.split(size)])  # [n, d]
-    found = kmeans(z, labels, images.classes, per_class)
-    centres = found.centre[found.weight > 0]  # [k, d]
-    own = F.one_hot(nearest_row(z, centres), len(centres)).float()  # [n, k]
-    used = own.sum(0) > 0  # a centre that is nearest to no z, such as a twin in another class, is left out
-    starts = own.T[used] @ (x.flatten(1).float() / 255) / own.sum(0)[used].unsqueeze(1)
-    return centres[used].view(-1, *access.z_shape), starts.view(-1, *access.x_shape)
-
-
-class Average:
-    """The running average of a network's weights and statistics; `step` launches the same kernels every time."""
-
-    def __init__(self, net: nn.Module, keep: float) -> None:
-        self.keep = keep
-        self.live = [value for value in net.state_dict().values() if value.is_floating_point()]
-        self.mean = [torch.zeros_like(value) for value in self.live]
-
-    def step(self) -> None:
-        torch._foreach_lerp_(self.mean, self.live, 1 - self.keep)
-
-    @contextmanager
-    def shown(self, steps: int) -> Iterator[None]:
-        """Within this context the network has its average over `steps` steps, without the share of the zeros it began with."""
-        before = [live.clone() for live in self.live]
-        for live, mean in zip(self.live, self.mean):
-            live.copy_(mean / (1 - self.keep**steps))
-        yield
-        for live, value in zip(self.live, before):
-            live.copy_(value)
-
-
 @ATTACKS.register("decoder", Config)
 class Decoder(InverseAttack[Config]):
     """Inverse network trained on the attacker's images with fresh channel noise each step."""
@@ -159,44 +139,97 @@ class Decoder(InverseAttack[Config]):
         super().__init__(config, seed)
         if config.proxy and config.prototypes:
             raise UserError("decoder: proxy draws an image and prototypes want a residual; leave one of them out")
+        if config.proxy and config.net == "unet":
+            raise UserError("decoder: proxy starts from the weights of a net = 'res', and net is 'unet'; leave one of them out")
+        if config.augment and config.net == "res":
+            raise UserError("decoder: augment is true, but net = 'res' cannot be told how an image was changed; set net = 'unet'")
 
-    def start(self, access: Access) -> Inverse:
+    def start(self, access: Access, seed: int) -> Inverse:
         """The network before its first step."""
         config, prototypes = self.config, None
         weights = proxy_weights(access.hints) if config.proxy else {}
         blocks, width = size_of(weights) if weights else (config.blocks, config.width)
         if config.prototypes:
-            torch.manual_seed(seed_of(self.seed, "prototypes"))
+            torch.manual_seed(seed_of(seed, "prototypes"))
             prototypes = find_prototypes(access, config.prototypes, loses_entries(access.hints))
-        torch.manual_seed(seed_of(self.seed, "decoder"))
-        net = self.network(access, blocks, width, prototypes)
+        torch.manual_seed(seed_of(seed, "decoder"))
+        if config.net == "unet":
+            make = partial(UNetDecoder, x_shape=access.x_shape, width=width)
+            net = self.network(access, make, prototypes, CHANGES if self.augments else 0)
+            self.settle(net, access, seed)
+            return net
+        net = self.network(access, partial(res_decoder, x_shape=access.x_shape, blocks=blocks, width=width), prototypes)
         adopt(net.net, weights)
         return net
 
+    def settle(self, net: Inverse, access: Access, seed: int) -> None:
+        """Tell a U-Net how its inputs are distributed, by a sample of own images."""
+        assert access.auxiliary is not None and isinstance(net.net, UNetDecoder)
+        random = stream(access.auxiliary.device, seed, "sample")
+        few = batch_size(max(prod(access.x_shape), prod(access.z_shape)), CHUNK)
+        x, how = self.changed(access.auxiliary.take(slice(0, few)), random)
+        net.to(x.device)
+        net.net.settle(net.inputs(*self.ask(access, x), how)[0])
+
+    def changed(self, x: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        """Own images as they are sent: with `augment` mirrored and shifted, where the edge answers about any image."""
+        if not self.augments:
+            return x, None
+        return altered(x, torch.rand(len(x), 4, generator=random, device=x.device))
+
+    @property
+    def augments(self) -> bool:
+        return self.config.augment and self.requires.any_image
+
     def fit(self, access: Access) -> "Decoder":
         access, out = self.hold_out(access)
+        config, nets = self.config, list[Inverse]()
+        half = config.epochs // 2 if config.probe else 0
+        total = config.members * config.epochs + half
+        self.seen_: Seen | None = None
+        for member in range(config.members):
+            seed = seed_of(self.seed, "member", member) if member else self.seed
+            net, losses, errors = self.train(access, out, seed, config.epochs, member * config.epochs, total)
+            nets.append(net)
+            if member == 0:
+                self.losses_, self.held_out_ = losses, errors
+        if config.augment:
+            self.facts_["augmented"] = self.augments
+        if half:
+            _, _, errors = self.train(access, out, self.seed, half, total - half, total)
+            self.facts_ |= doubling(min(errors), min(self.held_out_))
+        self.net_ = nets[0] if len(nets) == 1 else Mean(nets).eval()
+        return self
+
+    def train(
+        self, access: Access, out: DeviceImages, seed: int, epochs: int, before: int, total: int
+    ) -> tuple[Inverse, list[float], list[float]]:
+        """One network after `epochs`: with the weights that did best on the images held out, its losses and its errors there."""
         config = self.config
         assert access.query is not None and access.auxiliary is not None
-        net = self.start(access).to(out.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        watch = self.watch(access, net, out, partial(distance, loss=config.loss))
-        learner = Learner(net.parameters(), config.lr, config.weight_decay)
-        feed = Feed(access.auxiliary, config.batch, AugmentConfig(crop=0, flip=False))
+        net = self.start(access, seed).to(out.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.seen_ = self.seen_ or self.seen(access, out)
+        watch = self.watch(net, self.seen_, partial(distance, loss=config.loss), epochs)
+        learner = Learner(net.parameters(), config.lr, config.weight_decay, **(recipe(epochs) if config.net == "unet" else {}))
+        feed = Feed(access.auxiliary, self.step_size(access), AugmentConfig(crop=0, flip=False))
         average = Average(net.net, config.ema) if config.ema else None
+        random = stream(out.device, seed, "changes")
 
         def look(epoch: int) -> None:
             with nullcontext() if average is None else average.shown((epoch + 1) * feed.steps):
                 watch.look(epoch)
 
         def step() -> Tensor:
-            x, _ = feed.next()
-            loss = distance(net(*self.ask(access, x)), x, config.loss)
+            x, how = self.changed(feed.next()[0], random)
+            loss = distance(net(*self.ask(access, x), how), x, config.loss)
             learner.step(loss)
             if average is not None:
                 average.step()
             return loss
 
-        noise = [access.query.generator]
-        self.losses_ = train_in_epochs(step, feed, [learner], config.epochs, self.seed, noise, self.on_progress, look)
-        self.held_out_ = watch.put()
-        self.net_ = net.eval()
-        return self
+        def tell(done: int, _: int) -> None:
+            self.on_progress(before + done, total)
+
+        noise = [access.query.generator, *([random] if self.augments else [])]
+        losses = train_in_epochs(step, feed, [learner], epochs, seed, noise, tell, look)
+        return net.eval(), losses, watch.put()

@@ -28,7 +28,9 @@ and the polish is left out where it does not help there, so that it does not fit
 All images start from the same noise and get the same noise from eta, so that an image is rebuilt from its own release alone and
 not from its place in a batch; each still has a sample of N(0, I), as the method requires. Reconstructions from `samples` such
 noises are averaged, because the mean of the posterior has the least MSE; a single sample looks sharper and has a larger MSE.
-`start = "decoder"` begins at t = `strength` with a decoder's answer instead of at t = 1 (DRAG++; its strength is 0.3).
+`start = "decoder"` begins at t = `strength` with a decoder's answer instead of at t = 1 (DRAG++; its strength is 0.3). Perception
+and distortion need different estimators (Blau & Michaeli, CVPR 2018): `plus` has the mean of 16 samples for MSE and single ones
+for LPIPS and identity, both from `decoder-strong`.
 
 Defaults: width 64 and 50 steps are ours, for images of 32 pixels; DPS takes 1000 steps, DRAG 250. Ho et al. average the weights
 over the training; here the learning rate falls along a cosine instead.
@@ -53,6 +55,7 @@ from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.refine import PRIORS, objective
 from splitveil.attacks.shared.fitting import Learner, held_out, train_in_epochs
 from splitveil.attacks.shared.image_descent import Release, descend, target_of
+from splitveil.attacks.shared.inverse_network import InverseAttack, check_given, to_begin_with
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.compute.cuda_graph import Captured
 from splitveil.data.augment import AugmentConfig
@@ -60,7 +63,7 @@ from splitveil.data.loader import DeviceImages, Feed
 from splitveil.metrics.image import mse
 from splitveil.models.unet import UNet
 from splitveil.options import option
-from splitveil.registry import ATTACKS
+from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 
 GRID = (0.3, 1.0, 3.0, 10.0, 30.0)
@@ -106,6 +109,9 @@ class Config(AttackConfig):
     """Channels of that decoder."""
     decoder_epochs: int = option(50, at_least=1)
     """Passes over the attacker's images, to train that decoder."""
+    improves: str = ""
+    """Label of a decoder in the same list of attacks: for `start = "decoder"` in the place of one of its own."""
+    added: ClassVar = frozenset({"improves"})
 
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
@@ -230,18 +236,31 @@ class Diffusion(Attack[Config]):
     def __init__(self, config: Config, seed: int) -> None:
         super().__init__(config, seed)
         self.decoder_: Attack | None = None
+        self.given: InverseAttack | None = None
+        if config.improves and config.start == "noise":
+            raise UserError("diffusion: improves names a decoder, and start is 'noise'; set start = 'decoder' or leave it out")
         if config.start == "decoder":
             size = {name: getattr(config, f"decoder_{name}") for name in ("blocks", "width", "epochs")}
             self.decoder_ = build("decoder", seed=seed_of(seed, "start"), **size)
 
+    def improve(self, other: Attack) -> None:
+        self.decoder_ = self.given = to_begin_with(other, self.requires, "diffusion")
+
     def fit(self, access: Access) -> "Diffusion":
         assert access.edge is not None and access.query is not None and access.auxiliary is not None
         assert access.channel is not None
-        kept, out = held_out(access.auxiliary, min(self.config.tune, len(access.auxiliary) // 5))
+        check_given(self.config.improves, self.given, "diffusion")
+        if self.given is None:
+            kept, out = held_out(access.auxiliary, min(self.config.tune, len(access.auxiliary) // 5))
+        else:
+            rest, out = self.given.hold_out(access)  # it has not learned from these
+            kept = rest.auxiliary
+        assert kept is not None
         edge, config = access.edge, self.config
-        before = 0 if self.decoder_ is None else config.decoder_epochs
+        own = self.decoder_ is not None and self.given is None
+        before = config.decoder_epochs if own else 0
         total = before + config.epochs + 1
-        if self.decoder_ is not None:
+        if own and self.decoder_ is not None:
             self.decoder_.on_progress = lambda done, _: self.on_progress(done, total)
             self.decoder_.fit(dataclasses.replace(access, auxiliary=kept))
         self.net_ = self._prior(kept, lambda done, _: self.on_progress(before + done, total))

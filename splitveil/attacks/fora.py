@@ -18,7 +18,8 @@ Defaults are the paper's: a 0.8, gp 1000, Adam 1e-4 for f~ and 3e-4 for the crit
 BatchNorm statistics are taken from the captured z, because f~'s features are never quite the victim's.
 
 Known failure: equal distributions do not make equal maps. Any change of x that keeps the images' distribution (a mirror
-image, say) leads to another f~ that matches as well; it works as far as the net's own bias leads to the same map.
+image; the negative of a photograph, nearly) leads to another f~ that matches as well; it works as far as the net's own bias leads
+to the same map. On CIFAR-10 that is not far enough, and it is in no suite: docs/attacks/fora.md has the trial.
 """
 
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ Known failure: it invents detail that the critic likes and the image does not ha
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -32,6 +33,7 @@ from splitveil.attacks.shared.substitute_edge import draw_rows
 from splitveil.attacks.threat import Access
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import Feed
+from splitveil.models.decoder import res_decoder
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
@@ -96,16 +98,18 @@ class Gan(InverseAttack[Config]):
         assert access.query is not None and access.auxiliary is not None
         images, device = access.auxiliary, out.device
         torch.manual_seed(seed_of(self.seed, "gan"))
-        nets = [self.network(access, config.blocks, config.width), critic(access.x_shape, config.critic_width)]
+        make = partial(res_decoder, x_shape=access.x_shape, blocks=config.blocks, width=config.width)
+        nets = [self.network(access, make), critic(access.x_shape, config.critic_width)]
         net, judge = nn.ModuleList(nets).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        watch = self.watch(access, net, out, F.mse_loss)
+        watch = self.watch(net, self.seen(access, out), F.mse_loss, config.epochs)
         learner = Learner(net.parameters(), config.lr, beta1=BETA1)
         judge_learner = Learner(judge.parameters(), config.critic_lr, beta1=BETA1)
-        feed = Feed(images, config.batch, AugmentConfig(crop=0, flip=False))
+        size = self.step_size(access)
+        feed = Feed(images, size, AugmentConfig(crop=0, flip=False))
         random = stream(device, self.seed, "gan")
 
         def judge_steps() -> None:
-            rows = torch.cat([draw_rows(images.labels, config.batch, random) for _ in range(config.critic_steps)])
+            rows = torch.cat([draw_rows(images.labels, size, random) for _ in range(config.critic_steps)])
             x = images.take(rows)
             with torch.no_grad():  # the critic's steps leave the generator as it is
                 fake = net(*self.ask(access, x))

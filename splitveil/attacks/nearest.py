@@ -22,12 +22,13 @@ from torch import Tensor
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shared.inverse_network import CHUNK, loses_entries, nearest_row, pool
 from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.compute.mapped import mapped_zeros
 from splitveil.data.loader import batch_size
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 
 LARGEST = 2**31
-"""Most numbers of z that are kept (8 GiB); if there are more, only every second, third, … image is used."""
+"""Most numbers of z that are kept (8 GiB, in a file on a CPU); if there are more, only every second, third, … image is."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ class Nearest(Attack[Config]):
         self.images_ = access.auxiliary.images[::every]  # [n, c, h, w] uint8
         self.kept_ = loses_entries(access.hints)
         parts = self.images_.split(batch_size(max(prod(access.x_shape), prod(access.z_shape)), CHUNK))
-        gallery = torch.empty(len(self.images_), prod(access.z_shape), device=self.images_.device)  # [n, d]
+        gallery = mapped_zeros((len(self.images_), prod(access.z_shape)), self.images_.device)  # [n, d]
         for done, (part, own) in enumerate(zip(parts, gallery.split(len(parts[0]))), 1):
-            sent = [query(part.float() / 255) for _ in range(self.config.passes)]  # of [b, r, *z_shape]
+            x = part.float() / 255
+            sent = [query(x) for _ in range(self.config.passes)]  # of [b, r, *z_shape]
             own.copy_(pool(torch.cat(sent, 1), self.kept_).flatten(1))
             self.on_progress(done, len(parts))
         # Distances come from squares and products, which are most exact about the middle.

@@ -3,7 +3,8 @@
     x* = argmin over x in [0, 1] of   r ||R(x) - z'||^2 / (2 sigma^2) + prior ||x - D(z')||^2 / (2 e^2) + tv p TV(x)
 
     x             [b, c, h, w]     started at D(z'); b images side by side, each with a loss of its own; p = c h w
-    D             the network of `decoder`, trained on nine tenths of the attacker's images (less what it holds out itself)
+    D             the network of `decoder`, trained on nine tenths of the attacker's images (less what it holds out itself); or a
+                  decoder of the same list (`improves`), then "that tenth" are the images that it has held out
     R, r          edge and what stands in for the channel (`shared/image_descent.py`); number of releases, whose mean is z'
     sigma         standard deviation of the Gaussian noise on the way, 1 without
     e^2           D's mean squared error on the other tenth: with prior 1 the sum is the posterior of x ~ N(D(z'), e^2 I)
@@ -28,6 +29,7 @@ from torch import Tensor
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.shared.fitting import held_out
 from splitveil.attacks.shared.image_descent import Release, Target, descend, target_of, total_variation
+from splitveil.attacks.shared.inverse_network import InverseAttack, check_given, to_begin_with
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.metrics.image import mse
 from splitveil.options import option
@@ -61,6 +63,10 @@ class Config(AttackConfig):
     """Adam's rate for the decoder at the start."""
     weight_decay: float = option(1e-4, at_least=0)
     """Weight decay of the decoder."""
+    improves: str = ""
+    """Label of a decoder in the same list of attacks whose answer is improved, so that it is trained once for both; if not given,
+    one of its own by the options above."""
+    added: ClassVar = frozenset({"improves"})
 
 
 PRIORS = (0.0, 1e-2, 1e-1, 1.0, 10.0)
@@ -86,16 +92,24 @@ class Refine(Attack[Config]):
     def __init__(self, config: Config, seed: int) -> None:
         super().__init__(config, seed)
         shared = {name: getattr(config, name) for name in ("blocks", "width", "epochs", "batch", "weight_decay")}
-        self.decoder = build("decoder", seed=seed, lr=config.decoder_lr, **shared)
+        self.decoder: Attack = build("decoder", seed=seed, lr=config.decoder_lr, **shared)
+        self.given: InverseAttack | None = None
+
+    def improve(self, other: Attack) -> None:
+        self.decoder = self.given = to_begin_with(other, self.requires, "refine")
 
     def fit(self, access: Access) -> "Refine":
         assert access.query is not None and access.auxiliary is not None and access.channel is not None
-        kept, judges = held_out(access.auxiliary, len(access.auxiliary) // 10)
-        stages = self.config.epochs + 1
-        self.decoder.on_progress = lambda done, total: self.on_progress(done, stages)
-        self.decoder.fit(replace(access, auxiliary=kept))
-        self.losses_, self.held_out_ = self.decoder.losses_, self.decoder.held_out_
-        self.release_ = Release(access, stream(kept.device, self.seed, "refine"), self.config.draws)
+        check_given(self.config.improves, self.given, "refine")
+        stages = 1 if self.given else self.config.epochs + 1
+        if self.given is not None:
+            _, judges = self.given.hold_out(access)  # it has not learned from these
+        else:
+            kept, judges = held_out(access.auxiliary, len(access.auxiliary) // 10)
+            self.decoder.on_progress = lambda done, total: self.on_progress(done, stages)
+            self.decoder.fit(replace(access, auxiliary=kept))
+            self.losses_, self.held_out_ = self.decoder.losses_, self.decoder.held_out_
+        self.release_ = Release(access, stream(judges.device, self.seed, "refine"), self.config.draws)
         self.sigma_ = access.channel.total_noise_std or 1.0
         x = judges.take(slice(0, self.config.own))
         z = access.query(x)

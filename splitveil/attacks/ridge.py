@@ -3,7 +3,13 @@
     W = argmin sum ||W (z' - mean z') - (x - mean x)||^2 + alpha n ||W||^2
 
 z' are the attacker's own images, sent `passes` times so that the noise enters the covariance as it is; alpha is chosen by
-the error on a tenth of the attacker's images that W has not seen. Sums over the images are all that is kept: memory is d x d.
+the error on a tenth of the attacker's images that W has not seen. Sums over the images are all that is kept.
+
+For large images W [d, p] would not fit. It is never made then: with s_i the sum of what was sent of image i, minus its mean,
+
+    x^ - mean x = (z' - mean z') A^-1 sum_i s_i x_i^T  =  sum_i c_i x_i          A = sum z' z'^T + alpha n, about the mean
+
+is a mix of the attacker's images, whose n coefficients c_i are cheap. alpha is then chosen by 2048 pixels, drawn at random.
 """
 
 from dataclasses import dataclass
@@ -14,11 +20,14 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.shared.fitting import which_out
 from splitveil.attacks.threat import Access, Observation
-from splitveil.data.loader import batch_size
+from splitveil.compute.mapped import mapped_zeros
+from splitveil.data.loader import LARGE, DeviceImages, batch_size
 from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
+from splitveil.rng import stream
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,10 @@ class Config(AttackConfig):
 LARGEST = 16384
 """Numbers in z up to which the d x d matrix (2 GiB there) and its solution are reasonable."""
 BATCH = 500
+KEPT, PIXELS = 2**26, 2048
+"""Numbers of W up to which it is made (512 MiB), and pixels that choose alpha where it is not."""
+ROWS, COLUMNS = 1024, 2**14
+"""Images and pixels that are mixed at once: 64 MiB."""
 
 ALPHAS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2)
 """Candidates for the regularisation, as multiples of z's mean variance; for a z of pure noise the largest give the mean image."""
@@ -46,8 +59,9 @@ class Moments(NamedTuple):
     xx: Tensor  # [], sum of squares
 
     def plus(self, z: Tensor, x: Tensor) -> "Moments":
+        """The sums over more samples; the large ones are added to in place."""
         return Moments(
-            self.n + len(z), self.z + z.sum(0), self.x + x.sum(0), self.zz.addmm(z.T, z), self.zx.addmm(z.T, x),
+            self.n + len(z), self.z + z.sum(0), self.x + x.sum(0), self.zz.addmm_(z.T, z), self.zx.addmm_(z.T, x),
             self.xx + x.square().sum(),
         )  # fmt: skip
 
@@ -65,15 +79,46 @@ def no_samples(d: int, p: int, device: torch.device) -> Moments:
     return Moments(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
 
+def regularised(m: Moments, alpha: float) -> Tensor:
+    """A [d, d]."""
+    return m.zz + alpha * m.n * torch.eye(len(m.zz), dtype=m.zz.dtype, device=m.zz.device)
+
+
 def solve(m: Moments, alpha: float) -> Tensor:
     """W [d, p]."""
-    return torch.linalg.solve(m.zz + alpha * m.n * torch.eye(len(m.zz), dtype=m.zz.dtype, device=m.zz.device), m.zx)
+    return torch.linalg.solve(regularised(m, alpha), m.zx)
 
 
 def error(m: Moments, weights: Tensor) -> float:
     """Mean squared error of z W as an answer to x."""
     total = m.xx - 2 * (weights * m.zx).sum() + (weights * (m.zz @ weights)).sum()
     return (total / (m.n * len(m.x))).item()
+
+
+class Matrix(NamedTuple):
+    """x - mean x from z - mean z by W."""
+
+    weights: Tensor  # [d, p]
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z @ self.weights
+
+
+class Mixture(NamedTuple):
+    """The same as a mix of the attacker's images, without W."""
+
+    factors: tuple[Tensor, Tensor]  # of A [d, d]
+    sums: Tensor  # s [n, d]
+    images: DeviceImages
+
+    def __call__(self, z: Tensor) -> Tensor:
+        shares = torch.linalg.lu_solve(*self.factors, z.T).T.float() @ self.sums.T  # c [b, n]
+        mixed = torch.zeros(len(z), self.images.numbers, device=z.device)
+        for start in range(0, len(self.images), ROWS):
+            rows = slice(start, start + ROWS)
+            for x, to in zip(self.images.images[rows].flatten(1).split(COLUMNS, 1), mixed.split(COLUMNS, 1)):
+                to.addmm_(shares[:, rows], x.float() / 255)
+        return mixed
 
 
 @ATTACKS.register("ridge", Config)
@@ -85,27 +130,42 @@ class Ridge(Attack[Config]):
         d, p, images = prod(access.z_shape), prod(access.x_shape), access.auxiliary
         if d > LARGEST:
             raise UserError(f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck or drop ridge")
-        kept, held_out = no_samples(d, p, images.device), no_samples(d, p, images.device)
+        mixes = p > LARGE or d * p > KEPT
+        pixels = torch.randperm(p, generator=stream("cpu", self.seed, "pixels"))[:PIXELS] if mixes else torch.arange(p)
+        sums = mapped_zeros((len(images) if mixes else 0, d), images.device)
+        kept, held_out = (no_samples(d, len(pixels), images.device) for _ in range(2))
         size = batch_size(max(d, p), BATCH)
         outs = which_out(len(images) // 10, len(images), images.device).split(size)
+        waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # large images come few at a time, and large sums are slow to add to
         for sent in range(self.config.passes):
-            for (x, _), out in zip(images.in_order(size), outs):
-                z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1).double()
-                kept, held_out = kept.plus(z[~out], x[~out]), held_out.plus(z[out], x[out])
+            for i, ((x, _), out) in enumerate(zip(images.in_order(size), outs), 1):
+                z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1)
+                if mixes:
+                    sums[(i - 1) * size : i * size] += z
+                waiting.append((z, (x[:, pixels] if mixes else x).double(), out))
+                if len(waiting) * size >= BATCH or i == len(outs):
+                    z, x, out = (torch.cat(parts) for parts in zip(*waiting))
+                    kept, held_out = kept.plus(z[~out], x[~out]), held_out.plus(z[out], x[out])
+                    waiting.clear()
             self.on_progress(sent + 1, self.config.passes + 1)
         n = kept.n + held_out.n
-        self.z_mean_, self.x_mean_ = (kept.z + held_out.z) / n, (kept.x + held_out.x) / n
+        self.z_mean_, x_mean = (kept.z + held_out.z) / n, (kept.x + held_out.x) / n
         self.shape_ = access.x_shape
-        kept, held_out = kept.about(self.z_mean_, self.x_mean_), held_out.about(self.z_mean_, self.x_mean_)
+        kept, held_out = kept.about(self.z_mean_, x_mean), held_out.about(self.z_mean_, x_mean)
         scale = ((kept.zz.trace() + held_out.zz.trace()) / (n * d)).clamp_min(1e-12).item()
         errors = [error(held_out, solve(kept, alpha * scale)) for alpha in ALPHAS]
         self.alpha_ = ALPHAS[errors.index(min(errors))]
         everything = Moments(n, *(a + b for a, b in zip(kept[1:], held_out[1:])))
-        self.weights_ = solve(everything, self.alpha_ * scale)  # [d, p]
+        if mixes:
+            factors = torch.linalg.lu_factor(regularised(everything, self.alpha_ * scale))
+            sums -= self.config.passes * self.z_mean_.float()
+            self.x_mean_, self.inverse_ = mean_of(images).flatten(), Mixture(factors, sums, images)
+        else:
+            self.x_mean_, self.inverse_ = x_mean, Matrix(solve(everything, self.alpha_ * scale))
         self.on_progress(self.config.passes + 1, self.config.passes + 1)
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:
         z = observation.z.mean(1).flatten(1).double()
-        x = (z - self.z_mean_) @ self.weights_ + self.x_mean_
+        x = self.inverse_(z - self.z_mean_) + self.x_mean_
         return x.float().clamp(0, 1).reshape(-1, *self.shape_)

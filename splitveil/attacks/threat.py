@@ -54,6 +54,10 @@ class ThreatModel:
     """Has collected what the devices sent before it starts: z of all images that it will rebuild, but none of the images."""
     observations: int = 1
     """Releases of the same image that it sees."""
+    near_duplicates: bool = False
+    """These are of near-duplicates of the image (`data/burst.py`), and it knows by how much each is shifted."""
+    any_image: bool = True
+    """May query with any image; without it, only with its own as they are (recorded pairs)."""
 
     @property
     def own_classes(self) -> bool:
@@ -64,6 +68,7 @@ class ThreatModel:
         """True if it sees and knows no more than another. Knowledge of the edge (weights, layers, queries) does not count."""
         return (
             self.observations <= other.observations
+            and (self.observations == 1 or self.near_duplicates == other.near_duplicates)
             and OWN_IMAGES.index(self.auxiliary) <= OWN_IMAGES.index(other.auxiliary)
             and self.cloud_weights <= other.cloud_weights
             and self.channel <= other.channel
@@ -85,12 +90,12 @@ class ThreatModel:
         return {
             "edge weights": "known" if self.encoder_weights else "unknown" + ", architecture known" * self.architecture,
             "cloud weights": "known" if self.cloud_weights else "unknown",
-            "queries": "own images through edge and channel" if self.queries else "none",
+            "queries": "own images through edge and channel" + ", as recorded" * (not self.any_image) if self.queries else "none",
             "defence": "known" if self.channel else "unknown",
             "own images": self.auxiliary + f" ({self.elsewhere})" * bool(self.elsewhere),
             "label of the target": "known" if self.labels else "unknown",
             "captured features": "those of all targets" if self.captured else "none",
-            "releases of one image": str(self.observations),
+            "releases of one image": str(self.observations) + ", of near-duplicates" * self.near_duplicates,
         }
 
 
@@ -111,11 +116,12 @@ def why_denied(threat: ThreatModel, lacks: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Observation:
-    """What went over the wire: n images, each released r times."""
+    """What went over the wire: n images, each released r times, or r near-duplicates of each."""
 
     z: Tensor  # [n, r, *z_shape]
     logits: Tensor | None = None  # [n, classes]
     labels: Tensor | None = None  # [n]
+    shifts: Tensor | None = None  # [n, r, 2], pixels down and to the right of each near-duplicate
 
 
 class Query(Protocol):
@@ -180,6 +186,7 @@ def grant(
     """The Access of a threat model: `auxiliary` are the attacker's own images, `captured` is what went over the wire."""
     model.eval()
     generator = stream(device, seed, "query")
+    repeats = 1 if threat.near_duplicates else threat.observations  # it makes near-duplicates of own images itself
     return Access(
         x_shape=model.x_shape,
         z_shape=model.z_shape,
@@ -187,7 +194,7 @@ def grant(
         edge=model.edge if threat.encoder_weights else None,
         architecture=Untrained(model.edge) if threat.architecture else None,
         cloud=model.cloud if threat.cloud_weights else None,
-        query=make_query(model.edge, channel, generator, threat.observations) if threat.queries else None,
+        query=make_query(model.edge, channel, generator, repeats) if threat.queries else None,
         channel=channel if threat.channel else None,
         hints=channel.hints if threat.channel else None,
         auxiliary=auxiliary if threat.auxiliary != "none" else None,

@@ -24,6 +24,7 @@ from splitveil.auditing.doors.module import cut_module, of_model, pair
 from splitveil.auditing.doors.onnx import onnx_edge
 from splitveil.auditing.doors.pairs import open_pairs
 from splitveil.auditing.images import Pictures, as_sets, check_labels, few, halved, in_both, read_images
+from splitveil.auditing.precision import as_it_takes, in_float32
 from splitveil.auditing.report import AuditReport
 from splitveil.auditing.subject import Subject, same, weights_sha256
 from splitveil.channel import Channel
@@ -81,7 +82,8 @@ def audit(
                 mine, theirs = halved(mine, seed, scratch)
             else:
                 theirs = read_images(attacker, "attacker", scratch)
-            subject = open_door(net, at, few(mine))
+            x = precision_of(net, few(mine))
+            subject = in_float32(open_door(net, at, x), x)
         return run_audit(subject, mine, theirs, channel, chosen, targets, seed, name, folder, notes)
 
 
@@ -107,6 +109,12 @@ def open_door(net: Any, at: str | None, x: torch.Tensor) -> Subject:
     raise UserError(
         f"the model is a {type(net).__name__}, must be an nn.Module, a pair (edge, cloud), a SplitModel or a function"
     )
+
+
+def precision_of(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """Images as the first half of what was given takes them."""
+    first = net.edge if isinstance(net, SplitModel) else net[0] if isinstance(net, tuple | list) and net else net
+    return as_it_takes(first, x) if isinstance(first, nn.Module) else x
 
 
 def pair_of(net: SplitModel, x: torch.Tensor) -> Subject:
@@ -148,7 +156,7 @@ def run_audit(
     digest = digest_of(subject.digest, of_channel(built, subject, few(mine)), *(part.sha256 for part in splits.values()))
     victim = Victim(
         subject.model, built, test, auxiliary, None, seed, device, digest, lacks, subject.opaque,
-        classified=private if len(private) > len(test) else None,
+        classified=private if len(private) > len(test) else None, z_itemsize=subject.z_itemsize,
     )  # fmt: skip
     where = Path(tempfile.mkdtemp(prefix="splitveil-audit-") if folder is None else folder)
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])  # attacks seed the user's own generator

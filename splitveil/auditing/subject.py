@@ -1,7 +1,7 @@
 """What a door finds: an edge, perhaps a cloud, and what cannot be known about them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,21 @@ class Subject:
     opaque: bool = False
     """True if nothing is known of the edge but its answers."""
     device: torch.device = torch.device("cpu")
+    z_itemsize: int = 4
+    """Bytes of one number of z as it is sent."""
     notes: tuple[str, ...] = ()
     """What a reader must know about it."""
 
 
 def weights_sha256(module: nn.Module) -> str:
     """Digest of all parameters and buffers with their names, also of those that are not saved."""
+    return tensors_sha256([*module.named_parameters(), *module.named_buffers()])
+
+
+def tensors_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Digest of tensors with their names, types and shapes."""
     sha = hashlib.sha256()
-    for name, value in sorted([*module.named_parameters(), *module.named_buffers()]):
+    for name, value in sorted(named, key=lambda pair: pair[0]):
         sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

@@ -154,7 +154,7 @@ def from_words(words: list[str], setting: Setting, flag: str) -> Any:
     if get_origin(setting.type) is tuple:
         kind = get_args(setting.type)[0]
         return tuple(typed(from_word(word, kind), kind, flag) for word in words)
-    return typed(from_word(words[0], setting.type), setting.type, flag)
+    return typed(from_word(words[0], setting.type), setting.hint, flag)
 
 
 def from_word(word: str, kind: Any) -> Any:
@@ -188,7 +188,10 @@ def setting_row(name: str, setting: Setting) -> Row:
     if get_origin(kind) is Literal:
         told.append(f"One of {', '.join(map(str, get_args(kind)))}.")
     if bounds := setting.field.metadata.get("bounds"):
-        told.append(f"Must be {bounds}.")
+        words = [
+            word for arm in get_args(setting.hint) if get_origin(arm) is Literal and arm is not kind for word in get_args(arm)
+        ]
+        told.append(f"Must be {', '.join([*words, str(bounds)]).replace(', ', ' or ')}.")
     return flag, shown(getattr(setting.owner, setting.field.name)), " ".join(filter(None, told))
 
 

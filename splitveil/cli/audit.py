@@ -2,6 +2,7 @@
 
 splitveil audit --model nets:resnet --weights resnet.safetensors --at layer1 --data folder --data.path faces --fail-if 'ssim>0.5'
 splitveil audit --onnx edge.onnx --data npz --data.path images.npz
+splitveil audit --onnx edge.onnx --private mine --attacker theirs --data.size 224
 splitveil audit --pairs sent.npz
 """
 
@@ -19,6 +20,8 @@ from splitveil.cli.command_flags import COMMANDS, HELP, NAMES, command_help, tak
 from splitveil.cli.own_model import load_weights, model_from
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config, to_dict
+from splitveil.data.readers.folder import Config as Folder
+from splitveil.data.readers.folder import picture_files
 from splitveil.evaluation.fail_if import parse_condition
 from splitveil.evaluation.flags import flags_named
 from splitveil.evaluation.gate import refusals
@@ -47,6 +50,7 @@ def run_audit(arguments: list[str]) -> bool:
     if len(given) != 1:
         named = ", ".join(DOORS)
         raise UserError(f"audit needs one of {named}{f', not {len(given)} of them' if given else ''}; --help shows examples")
+    rest = with_folder(own, rest)
     config, named = settings_of(rest), any(flag.startswith("--attacks") for flag in flags_in(rest))
     if named and own["--suite"]:
         raise UserError(f"--suite {own['--suite']} is a fixed list; leave it out, or --attacks")
@@ -110,12 +114,37 @@ def from_pairs(own: dict[str, Any], words: list[str]) -> dict[str, Any]:
 def from_model(own: dict[str, Any], config: Config, words: list[str]) -> dict[str, Any]:
     """The model and the images: the test split is private, the auxiliary split is the attacker's."""
     net = opened(own)
-    if "--data" not in flags_in(words):
-        raise UserError(f"audit needs images: --data NAME, one of {', '.join(DATASETS.names())}, and --data.path")
+    if "--data" not in flags_in(words) and not own["--private"]:
+        names = ", ".join(DATASETS.names())
+        raise UserError(f"audit needs images: --data NAME, one of {names}, and --data.path; or --private DIR")
     if own["--model"] and isinstance(net, nn.Module):
         net.to(pick_device(config.device))
-    splits = build_splits(config)
-    return {"net": net, "at": own["--at"] or None, "private": splits.test, "attacker": splits.auxiliary}
+    if own["--private"]:
+        sides = from_folders(own, config)
+    else:
+        splits = build_splits(config)
+        sides = {"private": splits.test, "attacker": splits.auxiliary}
+    return {"net": net, "at": own["--at"] or None, **sides}
+
+
+def from_folders(own: dict[str, Any], config: Config) -> dict[str, Any]:
+    """The images of two folders, or of one for both sides; they are read one at a time."""
+    assert isinstance(config.data, Folder)
+    named = {side: Path(own[f"--{side}"]).expanduser() for side in ("private", "attacker") if own[f"--{side}"]}
+    return dict(zip(named, picture_files(list(named.values()), config.data.size, config.data.grey)))
+
+
+def with_folder(own: dict[str, Any], words: list[str]) -> list[str]:
+    """The words of the settings, with the reader that --private stands for."""
+    if own["--attacker"] and not own["--private"]:
+        raise UserError("--attacker is the folder of the attacker's images; name that of the private ones by --private")
+    if not own["--private"]:
+        return words
+    if own["--pairs"]:
+        raise UserError("--pairs holds the images too; leave --private out")
+    if named := flags_in(words) & {"--data", "--data.path"}:
+        raise UserError(f"--private names the images; leave {min(named)} out")
+    return ["--data", "folder", *words]
 
 
 def opened(own: dict[str, Any]) -> Any:

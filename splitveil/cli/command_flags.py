@@ -60,7 +60,7 @@ ATTACKS = Flag(
     "Add these to the attacks of the run's config, which remembers them. Each may have options, by its place or by its name: "
     "--attacks.0.epochs 100, --attacks.decoder.epochs 100. What was finished before counts as well.",
 )  # fmt: skip
-ONLY = Flag("--only", "", "Run just what --attacks names: what has not been run yet is taken off the run's list.")
+ONLY = Flag("--only", "", "Run just what --attacks names. It takes the place of the run's list if nothing of that was run yet.")
 FAIL_IF = Flag(
     "--fail-if", "CONDITION",
     "Exit with 3 if it holds, such as 'ssim>0.5' or 'accuracy<0.8'. mse, ssim and psnr are of the worst case over attacks; "
@@ -96,6 +96,12 @@ AUDIT = (
         "FILE",
         "In the place of a model and --data: what was sent, and the images. A .npz, a .safetensors, a folder of .npy.",
     ),
+    Flag(
+        "--private",
+        "DIR",
+        "In the place of --data: the images to protect, in this folder or in one folder a class, resized to --data.size.",
+    ),
+    Flag("--attacker", "DIR", "The attacker's own images; without them half of --private are the attacker's."),
     Flag("--attacker-pairs", "FILE", "Those of the attacker; without them half of --pairs are the attacker's."),
     Flag("--suite", "NAME", "Attack with a fixed list: quick (the default), standard or plus; or name attacks with --attacks."),
     Flag("--targets", "N", "Private images that are rebuilt, at most. Accuracy is always over all of them."),
@@ -114,6 +120,27 @@ ANYWAY = Flag("--anyway", "", "Report runs together although their numbers do no
 KEY = Flag("--key", "FILE", "The key that signs. It lies outside the run, and only you may read it.")
 NEW_KEY = Flag("--new-key", "FILE", "Make a key there, and FILE.pub beside it for those who verify. Needs no RUN.")
 PUBLIC_KEY = Flag("--key", "FILE.pub", "Whose signature there must be: the public half of the key that signed.")
+DESIGN = (
+    Flag("--max-macs", "N", "The most multiply-adds of the edge for an image, such as 21.2M."),
+    Flag("--max-weights", "N", "The most numbers in the edge's weights, such as 85k."),
+    Flag("--max-numbers", "N", "The most numbers that are sent of an image, such as 512."),
+    Flag("--max-ms", "MS", "The most milliseconds that the edge takes for an image on one thread of this CPU."),
+    Flag(
+        "--accuracy", "SHARE", "Ask for this accuracy at least, such as 0.88: then the design that hides most above it is taken."
+    ),
+    Flag(
+        "--mse",
+        "ERROR",
+        "Ask that the strongest attacker errs so much at least: then the most accurate design above it is taken.",
+    ),
+    Flag("--models", "A,B", "Look among these models only; default is all that take such images."),
+    Flag("--trials", "N", "Designs that are tried by a short training and two attacks.", "24"),
+    Flag("--short-epochs", "N", "Epochs of a trial.", "5"),
+    Flag("--finalists", "N", "Designs that are then trained in full and meet the whole suite.", "4"),
+    Flag("--minutes", "M", "Begin no further trial after six tenths of this time; finalists then begin."),
+    Flag("--suite", "NAME", "What finalists meet: quick, standard or plus.", "quick"),
+    Flag("--out", "DIR", "Where the search is kept; the same command goes on there.", "runs/design"),
+)
 NAMES = (
     Flag("--data", "NAME", "Which images.", repeats=True),
     Flag("--model", "NAME", "Which network.", repeats=True),
@@ -125,7 +152,8 @@ NAMES = (
 
 COMMANDS = {
     "demo": Command(
-        "train three split models (bottleneck, noise, noise and CEM), attack them and write a report (3 to 4 minutes on 2 cores)",
+        "train four split models (bottleneck; noise; noise and CEM; the same behind a narrow edge), attack them and write a "
+        "report (3 to 5 minutes on 2 cores)",
         flags=(RUNS,),
     ),
     "run": Command("train, attack, evaluate and report", "[RECIPE.toml …]", (RUNS, EACH, SUITE)),
@@ -145,6 +173,11 @@ COMMANDS = {
         "show where a model can be cut: what is sent, what the edge computes and, with --leak, what leaks",
         "MODEL",
         (LEAK, WEIGHTS, INPUT, IMAGES, PICTURE),
+    ),
+    "design": Command(
+        "find what to run on a device: edges, cuts, noise and CEM within its budget, tried, attacked and compared",
+        "[RECIPE.toml …]",
+        DESIGN,
     ),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
     "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),

@@ -21,10 +21,10 @@ from splitveil.evaluation.flags import flags_named
 from splitveil.evaluation.gate import refusals
 from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
-from splitveil.evaluation.which_attacks_count import Incomplete, standing
+from splitveil.evaluation.which_attacks_count import Incomplete, list_begun, standing
 from splitveil.files.folder import PATIENCE, locked, read_json
 from splitveil.manifest import NAME as MANIFEST
-from splitveil.manifest import problems
+from splitveil.manifest import out_of_date, problems
 from splitveil.manifest.signing import new_key, sign, signed_by
 from splitveil.printable import say
 from splitveil.progress import warn
@@ -136,10 +136,11 @@ def attack_command(arguments: list[str]) -> None:
                 begin(place, name)
             elif names or options:
                 named = named_attacks(run.config, names, options)
-                config = replace(run.config, attacks=named) if only else with_added(run.config, named)
+                replaces = only and not list_begun(place, run.config.attacks)  # what was begun must not shrink
+                config = replace(run.config, attacks=named) if replaces else with_added(run.config, named)
                 build_attacks(config)  # a mistake must be told before the run remembers it
                 run = Run.create(folder, config)
-                attacks = config.attacks
+                attacks = named if only else config.attacks
             skipped = attack_run(run, checked_splits(run), pick_device(run.config.device), attacks)
         done = standing(run, trained_weights(run), attacks).done
         told = f"; skipped {', '.join(skipped)}" if skipped else ""
@@ -204,7 +205,7 @@ def verify_command(arguments: list[str]) -> None:
             if owner and key is None:
                 told += " (pass --key FILE.pub to check whose that is)"
             if not lines:
-                say(f"{folder}: every file is what {MANIFEST} says; {told}")
+                say(f"{folder}: every file is what {MANIFEST} says; {told}", *out_of_date(folder), sep="\n")
         found += lines
     if found:
         say(*found, sep="\n", file=sys.stderr)
@@ -274,6 +275,15 @@ def cuts_command(arguments: list[str]) -> None:
     if not rest or rest[0].startswith("-"):
         raise UserError("cuts needs a model first: a name such as vgg11, or pkg.module:function")
     cuts(rest[0], own, rest[1:])
+
+
+def design_command(arguments: list[str]) -> None:
+    """Find what to run on a device; exit code 3 if no design is what was asked for."""
+    from splitveil.cli.design import design
+
+    own, rest = take_flags(COMMANDS["design"].flags, arguments)
+    if not design(own, rest):
+        sys.exit(3)
 
 
 def data_command(arguments: list[str]) -> None:

@@ -1,6 +1,7 @@
-"""The demo: what an attacker gets out of a split model with a bottleneck, the same with noise, and the same with noise and CEM.
+"""The demo: what an attacker gets out of a split model with a bottleneck, the same with noise, the same with noise and CEM, and
+with noise and CEM behind a deep, narrow edge that costs a device no more.
 
-splitveil demo          leaves runs/demo/{bottleneck,gaussian,gaussian+cem}/, runs/demo/summary.json and runs/demo/report.html
+splitveil demo     leaves runs/demo/{bottleneck,gaussian,gaussian+cem,thin+cem}/, runs/demo/summary.json and runs/demo/report.html
 """
 
 import os
@@ -30,13 +31,13 @@ def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def rows(flags: list[str]) -> list[Config]:
-    """The three configs of demo.toml, each with the user's flags on top."""
+    """The four configs of demo.toml, each with the user's flags on top."""
     table, rows = demo_table()
     return [parse(flags, table | row, "demo") for row in rows]
 
 
 def demo(folder: Path, flags: list[str]) -> None:
-    """Train, attack, evaluate and report the three rows, one after the other."""
+    """Train, attack, evaluate and report the four rows, one after the other."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("the demo runs in one process; torchrun is for `train` and `run`")
     configs = rows(flags)

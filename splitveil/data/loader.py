@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from splitveil.data import ImageSet
-from splitveil.data.augment import AugmentConfig, augment
+from splitveil.data.augment import AugmentConfig, augment, draws
 from splitveil.rng import stream
 
 LARGE, AT_ONCE = 2**16, 2**22
@@ -100,7 +100,7 @@ class Feed:
         self.mine = slice(rank * self.size // world, (rank + 1) * self.size // world)
         own, device = self.mine.stop - self.mine.start, images.device
         self.order = torch.zeros(self.steps, own, dtype=torch.int64, device=device)
-        self.draw = torch.zeros(self.steps, own, 4, device=device)
+        self.draw = torch.zeros(self.steps, own, draws(augmentation), device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, seed: int, epoch: int) -> None:
@@ -108,7 +108,7 @@ class Feed:
         images, steps, size = self.images, self.steps, self.size
         generator = stream(images.device, seed, "batches", epoch)
         order = torch.randperm(len(images), generator=generator, device=images.device)[: steps * size]
-        draw = torch.rand(steps, size, 4, generator=generator, device=images.device)
+        draw = torch.rand(steps, size, draws(self.augmentation), generator=generator, device=images.device)
         self.order.copy_(order.view(steps, size)[:, self.mine])
         self.draw.copy_(draw[:, self.mine])
         self.step.zero_()

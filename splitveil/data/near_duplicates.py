@@ -9,7 +9,8 @@ An attack that has learnt from a copy of what it must rebuild does not measure t
    of both are added. A crop that was enlarged again is met by five views: as it is, and either image enlarged by 7 or 14 %.
    In each view every private image gets the attacker's image with the most similar hash, by one matrix product.
 2. The two are laid on top of each other, also mirrored, with shifts of up to 4 of 32 pixels in steps of a half. Their likeness
-   is the correlation of the central 24 x 24 pixels after a band-pass, which leaves the texture: clothes differ in that.
+   is the correlation of the central 24 x 24 pixels after a band-pass, which leaves the texture: clothes differ in that. Pairs
+   that are alike already are tried at enlargements between the views too, by quarters of a pixel.
 
 How alike are strangers? In some sets (faces, clothes) very much, so the attacker's own images say it: 300 of them are compared
 with its others. Near-duplicates are half as far from 1 as the most alike 2 % of those, and between 0.9 and 0.999 in any case.
@@ -17,6 +18,7 @@ docs/near_duplicates.md has what was measured. Images without contrast are never
 """
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -30,6 +32,9 @@ from splitveil.data.splits import LUMA
 SIDE, FREQUENCIES, WINDOW = 32, 12, 24
 VIEWS = ((1.0, 1.0), (1.07, 1.0), (1.14, 1.0), (1.0, 1.07), (1.0, 1.14))
 """By how much the private and the attacker's image are enlarged."""
+BETWEEN = ((1.035, 1.0), (1.105, 1.0), (1.18, 1.0), (1.0, 1.035), (1.0, 1.105), (1.0, 1.18))
+"""The same for pairs that are alike already: an enlargement between two views costs more likeness than strangers lack."""
+QUARTERS = (-0.25, 0.0, 0.25, 0.5)
 FINE, COARSE = 0.7, 2.0
 """Standard deviations in pixels of the two blurs whose difference is the band-pass."""
 LEAST, MOST, STRANGERS, QUANTILE = 0.9, 0.999, 300, 0.98
@@ -55,32 +60,76 @@ class Neighbours(NamedTuple):
 
 def grey(images: np.ndarray) -> Tensor:
     """uint8 [n, c, h, w] -> [n, 32, 32] in [0, 1]."""
-    parts = [torch.zeros(0, 1, SIDE, SIDE)]
+    found = torch.empty(len(images), 1, SIDE, SIDE)  # all at once: small pieces between large ones would fragment the memory
     rows = max(1, AT_ONCE // max(1, prod(images.shape[1:])))
     for start in range(0, len(images), rows):
         x = torch.from_numpy(np.ascontiguousarray(images[start : start + rows])).float() / 255
         luma = torch.from_numpy(LUMA).float() if x.shape[1] == 3 else torch.full((x.shape[1],), 1 / x.shape[1])
         x = torch.einsum("nchw,c->nhw", x, luma).unsqueeze(1)  # JPEG keeps luma better than colours
-        parts.append(x if x.shape[2:] == (SIDE, SIDE) else F.interpolate(x, (SIDE, SIDE), mode="bilinear", antialias=True))
-    return torch.cat(parts).squeeze(1)
+        fits = x.shape[2:] == (SIDE, SIDE)
+        found[start : start + rows] = x if fits else F.interpolate(x, (SIDE, SIDE), mode="bilinear", antialias=True)
+    return found.squeeze(1)
+
+
+def along(x: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
+    """rows x columns^T for each image of x [n, 32, 32]; the same matrix [m, 32] for both unless two are given: [n, m, m].
+
+    Enlarging, blurring, means over windows and low frequencies are all of this form, and fastest so.
+    """
+    return rows @ x @ (rows if columns is None else columns).T
+
+
+@cache
+def enlarging(zoom: float) -> Tensor:
+    """[32, 32]: the middle of a line of pixels, enlarged by `zoom` to the same length (bilinear)."""
+    places = ((torch.arange(SIDE) + 0.5 - SIDE / 2) / zoom + SIDE / 2 - 0.5).unsqueeze(1)
+    return (1 - (places - torch.arange(SIDE)).abs()).clamp_min(0)
+
+
+@cache
+def blurring(sigma: float) -> Tensor:
+    """[32, 32]: a Gaussian of `sigma` pixels over a line whose ends are reflected."""
+    reach = torch.arange(-6, 7)
+    weights = (-reach.square() / (2 * sigma**2)).exp()
+    reflected = SIDE - 1 - (SIDE - 1 - (torch.arange(SIDE).unsqueeze(1) + reach).abs()).abs()  # [32, 13]
+    return torch.zeros(SIDE, SIDE).scatter_add_(1, reflected, (weights / weights.sum()).expand(SIDE, -1))
+
+
+@cache
+def shifting(pixels: float) -> Tensor:
+    """[32, 32]: a line moved by a part of a pixel, by cubic interpolation, which blurs less than the mean of two pixels."""
+    far = ((torch.arange(SIDE) - pixels).unsqueeze(1) - torch.arange(SIDE)).abs()
+    near = 1.5 * far**3 - 2.5 * far**2 + 1
+    return torch.where(far < 1, near, torch.where(far < 2, -0.5 * far**3 + 2.5 * far**2 - 4 * far + 2, 0.0))
+
+
+@cache
+def windows() -> Tensor:
+    """[9, 32]: means over 24 pixels of a line, from each place where they fit."""
+    offset = torch.arange(SIDE) - torch.arange(SIDE - WINDOW + 1).unsqueeze(1)
+    return ((offset >= 0) & (offset < WINDOW)).float() / WINDOW
+
+
+@cache
+def waves() -> tuple[Tensor, Tensor]:
+    """[12, 32] each: cosines and sines of the lowest frequencies under a Hann window."""
+    angles = 2 * torch.pi / SIDE * torch.outer(torch.arange(FREQUENCIES), torch.arange(SIDE))
+    window = torch.hann_window(SIDE, periodic=False)
+    return angles.cos() * window, angles.sin() * window
 
 
 def zoomed(x: Tensor, zoom: float) -> Tensor:
     """The middle of each image [n, 32, 32], enlarged by `zoom` to the same size."""
-    if zoom == 1:
-        return x
-    grid = F.affine_grid((torch.eye(2, 3) / zoom).expand(len(x), 2, 3), [len(x), 1, SIDE, SIDE], align_corners=False)
-    return F.grid_sample(x.unsqueeze(1), grid, align_corners=False).squeeze(1)
+    return x if zoom == 1 else along(x, enlarging(zoom))
 
 
 def perceptual_hash(x: Tensor) -> Tensor:
     """[n, 32, 32] -> [n, 144], of length 1; zeros for an image without contrast."""
-    line = torch.hann_window(SIDE, periodic=False)
-    window = torch.outer(line, line)
+    cosines, sines = waves()
+    window = torch.outer(cosines[0], cosines[0])  # frequency 0 is the window itself
     middle = (x * window).sum((1, 2), keepdim=True) / window.sum()
-    spectrum = torch.fft.fft2((x - middle) * window).abs()
-    mirrored = -torch.arange(FREQUENCIES) % SIDE
-    low = torch.hypot(spectrum[:, :FREQUENCIES, :FREQUENCIES], spectrum[:, :FREQUENCIES, mirrored])
+    parts = [along(x - middle, rows, columns) for rows in (cosines, sines) for columns in (cosines, sines)]
+    low = torch.stack(parts).square().sum(0).sqrt()  # of u and -u together, up to a factor that normalising takes away
     u = torch.arange(FREQUENCIES, dtype=x.dtype)
     radius = torch.hypot(u.unsqueeze(1), u)
     low = (low * torch.where(radius > 0, 1 + radius, 0)).flatten(1).sqrt()  # pictures have less of the higher frequencies
@@ -89,23 +138,19 @@ def perceptual_hash(x: Tensor) -> Tensor:
     return torch.where(shows, low / torch.linalg.vector_norm(low, dim=1, keepdim=True).clamp_min(1e-9), 0)
 
 
+def hashes(x: Tensor, zoom: float) -> Tensor:
+    """The hashes of all images [n, 32, 32], enlarged by `zoom`."""
+    return torch.cat([perceptual_hash(zoomed(part, zoom)) for part in x.split(ROWS)])
+
+
 def most_similar(p: Tensor, a: Tensor) -> Tensor:
     """The row of a [m, d] with the largest product, for each row of p [n, d]."""
     return torch.cat([(rows @ a.T).argmax(1) for rows in p.split(ROWS)])
 
 
-def blurred(x: Tensor, sigma: float) -> Tensor:
-    """[n, 32, 32] under a Gaussian of `sigma` pixels."""
-    reach = torch.arange(-6, 7, dtype=x.dtype)
-    line = (-reach.square() / (2 * sigma**2)).exp()
-    line = line / line.sum()
-    padded = F.pad(x.unsqueeze(1), (6, 6, 6, 6), mode="reflect")
-    return F.conv2d(F.conv2d(padded, line.view(1, 1, -1, 1)), line.view(1, 1, 1, -1)).squeeze(1)
-
-
 def texture(x: Tensor) -> Tensor:
     """The band-pass of [n, 32, 32]."""
-    return blurred(x, FINE) - blurred(x, COARSE)
+    return along(x, blurring(FINE)) - along(x, blurring(COARSE))
 
 
 def correlation(p: Tensor, a: Tensor) -> Tensor:
@@ -115,7 +160,7 @@ def correlation(p: Tensor, a: Tensor) -> Tensor:
     a = a - a.mean((1, 2), keepdim=True)
     spectra = torch.fft.rfft2(p) * torch.fft.rfft2(a, s=(SIDE, SIDE)).conj()  # of the correlation; no shift below wraps around
     across = torch.fft.irfft2(spectra, s=(SIDE, SIDE))[:, : 2 * border + 1, : 2 * border + 1]  # [n, 9, 9]
-    mean, square = (F.avg_pool2d(each.unsqueeze(1), WINDOW, 1).squeeze(1) for each in (p, p.square()))
+    mean, square = (along(each, windows()) for each in (p, p.square()))
     spread = (square - mean.square()).clamp_min(0).sqrt()
     lengths = spread * WINDOW * torch.linalg.vector_norm(a, dim=(1, 2))[:, None, None]
     shows = (spread > FLAT) & (a.std((1, 2))[:, None, None] > FLAT)
@@ -146,13 +191,32 @@ def likeness(p: Tensor, a: Tensor) -> Tensor:
 def nearest(p: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """For each of the images p [n, 32, 32] the most alike of a [m, 32, 32]: its likeness and its index, [n] both."""
     best, where = torch.full((len(p),), -1.0), torch.zeros(len(p), dtype=torch.int64)
+    ours, theirs = ({zoom: hashes(x, zoom) for zoom in set(zooms)} for x, zooms in zip((p, a), zip(*VIEWS)))
     for zoom_p, zoom_a in VIEWS:
-        ours, theirs = zoomed(p, zoom_p), zoomed(a, zoom_a)
-        chosen = most_similar(perceptual_hash(ours), perceptual_hash(theirs))
-        found = torch.cat([likeness(x, theirs[i]) for x, i in zip(ours.split(ROWS), chosen.split(ROWS))])
+        chosen = most_similar(ours[zoom_p], theirs[zoom_a])
+        pairs = zip(p.split(ROWS), chosen.split(ROWS))
+        found = torch.cat([likeness(zoomed(x, zoom_p), zoomed(a[i], zoom_a)) for x, i in pairs])
         where = torch.where(found > best, chosen, where)
         best = torch.maximum(found, best)
+    promising = torch.nonzero(best > PROMISING).flatten()
+    for near in promising.split(ROWS) if len(promising) else ():
+        best[near] = torch.maximum(best[near], closest(p[near], a[where[near]]))
     return best, where
+
+
+def closest(p: Tensor, a: Tensor) -> Tensor:
+    """The likeness of pairs [n, 32, 32] x 2 that are alike already: at enlargements between the views, by quarters of a pixel."""
+    zooms = (*VIEWS, *BETWEEN)
+    each = torch.stack([likeness(zoomed(p, zoom_p), zoomed(a, zoom_a)) for zoom_p, zoom_a in zooms])  # [zooms, n]
+    best, place = each.max(0)
+    for i, (zoom_p, zoom_a) in enumerate(zooms):
+        here = torch.nonzero(place == i).flatten()
+        if len(here):
+            ours, theirs = zoomed(p[here], zoom_p), texture(zoomed(a[here], zoom_a))
+            moved = [texture(along(ours, shifting(y), shifting(x))) for y in QUARTERS for x in QUARTERS]
+            found = [correlation(each, theirs) for ours in moved for each in (ours, ours.flip(2))]
+            best[here] = torch.stack([best[here], *found]).max(0).values
+    return best
 
 
 def threshold_among(a: Tensor) -> float:

@@ -22,40 +22,48 @@ from splitveil.registry import UserError, unknown
 REMEDY = "save with np.savez(path, images=…, labels=…), all images of one shape"
 BOMB, LARGE = 200, 2**30
 """An array of more than LARGE bytes may not unpack to more than BOMB times what it takes in the file."""
+Arrays = dict[str, np.ndarray]
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def read_npz(file: Path, known: Collection[str], remedy: str = REMEDY) -> dict[str, np.ndarray]:
+def read_npz(file: Path, known: Collection[str], remedy: str = REMEDY) -> Arrays:
     """All arrays of the file by name; a name outside `known` is refused."""
     with open_file(file) as stream:
-        try:
-            return read_archive(stream, file, known)
-        except UserError:
-            raise
-        except Exception as error:  # there is nothing that a made-up file cannot raise inside zipfile, zlib and numpy
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"{file} is not an .npz of plain arrays ({why}); {remedy}") from error
+        return parse_npz(stream, file, known, remedy)
 
 
-def read_archive(stream: BinaryIO, file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
+def parse_npz(stream: BinaryIO, file: Path, known: Collection[str] | None, remedy: str, most: int | None = None) -> Arrays:
+    """The same of an open file; `known` None allows every name, and arrays of more than `most` bytes together are refused."""
+    try:
+        return read_archive(stream, file, known, remedy, most)
+    except UserError:
+        raise
+    except Exception as error:  # there is nothing that a made-up file cannot raise inside zipfile, zlib and numpy
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{file} is not an .npz of plain arrays ({why}); {remedy}") from error
+
+
+def read_archive(stream: BinaryIO, file: Path, known: Collection[str] | None, remedy: str, most: int | None) -> Arrays:
     """Check every header, and then read."""
     with zipfile.ZipFile(stream) as archive:
         members: dict[str, zipfile.ZipInfo] = {}
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
-            if name not in known or name == member.filename:
-                raise unknown(f"array in {file}:", member.filename, known)
+            if name == member.filename or (known is not None and name not in known):
+                raise unknown(f"array in {file}:", member.filename, known or ())
             if name in members:
-                raise UserError(f"{file} has {name} twice; save it again with np.savez")
+                raise UserError(f"{file} has {name} twice; {remedy}")
             members[name] = member
-        for name, member in members.items():
-            check_member(archive, member, f"{file}: {name}")
         unpacked = sum(member.file_size for member in members.values())
+        if most is not None and unpacked > most:
+            raise UserError(f"{file} would take {written(unpacked)} of memory, may take {written(most)}; {remedy}")
+        for name, member in members.items():
+            check_member(archive, member, f"{file}: {name}", remedy)
         check_budget(unpacked, f"{file}", "save fewer or smaller images")
         return {name: read_member(archive, member) for name, member in members.items()}
 
 
-def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> None:
+def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str, remedy: str) -> None:
     """Refuse an array of objects, of another size than its header says, or that grows beyond measure when it is unpacked."""
     with archive.open(member) as opened:
         shape, dtype = header(opened)
@@ -67,7 +75,7 @@ def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) 
     states, has = math.prod(shape) * dtype.itemsize, member.file_size - begins
     if states != has:
         values = f"{' x '.join(map(str, shape)) or 1} values of {dtype.itemsize} bytes"
-        raise UserError(f"{where} says that it has {values}, which are {written(states)}, but it has {written(has)}; {REMEDY}")
+        raise UserError(f"{where} says that it has {values}, which are {written(states)}, but it has {written(has)}; {remedy}")
     if member.file_size > max(LARGE, BOMB * member.compress_size):
         times = member.file_size // max(member.compress_size, 1)
         grown = f"unpacks to {written(member.file_size)}, {times} times what it takes in the file (bound: {BOMB} times)"

@@ -9,12 +9,21 @@ An attack may be given other images than `auxiliary`: those of the task, or thos
 
 The official test part is the test split; if there is none, it is cut off the training images. Every part holds the classes in the
 same proportion, as far as whole images allow.
+
+    attacker = "train"         the attacker's images are some of the training images: the task has the others
+    attacker = "test"          they are some of the test images, and the targets are the others: the task may have all
+                               training images
+    attacker = "test-first"    the same in the set's own order, the first images to the attacker: the layout of ResSFL and CEM
+
+In the last two layouts accuracy is measured on all test images (`official_test`), because none of them trains the model. If the
+task has all training images (validation 0), these test images also stand where validation images would: what is then chosen by
+validation accuracy (weights/best) is chosen by test accuracy, so that only the last epoch is a fair number.
 """
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import floor, isfinite
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +47,9 @@ class SplitsConfig:
     by_identity: bool = False
     """The attacker has other identities than the other parts: `auxiliary` is a share of the identities, `validation` and `test`
     are shares of the other people's images, and the task gets the rest."""
+    attacker: Literal["train", "test", "test-first"] = "train"
+    """Which images the attacker's are some of: the training images, the test images, or the first test images in their order.
+    In the last two `auxiliary` is a share (or number) of the test images, and `validation` may be 0."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +58,13 @@ class Splits:
     validation: ImageSet
     auxiliary: ImageSet
     test: ImageSet
+    official_test: ImageSet | None = None
+    """All test images, where the attacker has some of them; accuracy is measured on these."""
 
     def summary(self) -> dict[str, dict[str, object]]:
         """What goes into splits.json: size and sha256 of each part."""
-        return {name: {"images": len(part), "sha256": part.digest()} for name, part in vars(self).items()}
+        there = {name: part for name, part in vars(self).items() if part is not None}
+        return {name: {"images": len(part), "sha256": part.digest()} for name, part in there.items()}
 
 
 class Sides(Protocol):
@@ -132,6 +147,8 @@ def make_splits(source: Source, config: SplitsConfig, seed: int) -> Splits:
 
 def cut_parts(source: Source, config: SplitsConfig, seed: int) -> Splits:
     seed = seed_of(seed, "splits")
+    if config.by_identity and config.attacker != "train":
+        raise UserError(f"splits: attacker is {config.attacker!r}, must be 'train' with by_identity; leave one of them out")
     shares = {"task": config.task, "validation": config.validation, "auxiliary": config.auxiliary}
     if config.by_identity:
         for name in ("validation", "auxiliary", "test"):
@@ -141,15 +158,33 @@ def cut_parts(source: Source, config: SplitsConfig, seed: int) -> Splits:
         auxiliary, rest = cut_identities(everything, config.auxiliary, seed)
         left = {"task": 1 - config.test - config.validation, "validation": config.validation, "test": config.test}
         return Splits(auxiliary=auxiliary, **cut(relabelled(rest), left, seed_of(seed, "rest")))
-    if source.test is not None:
-        return Splits(**cut(source.train, shares, seed), test=source.test)
-    total = len(source.train)
-    test = cut(
-        source.train,
-        {"test": config.test, "rest": 1 - (config.test if config.test <= 1 else config.test / total)},
-        seed,
-    )
-    return Splits(**cut(test["rest"], shares, seed_of(seed, "rest")), test=test["test"])
+    train, test = source.train, source.test
+    if test is None:
+        share = config.test if config.test <= 1 else config.test / len(train)
+        both = cut(train, {"test": config.test, "rest": 1 - share}, seed)
+        train, test, seed = both["rest"], both["test"], seed_of(seed, "rest")
+    if config.attacker == "train":
+        return Splits(**cut(train, shares, seed), test=test)
+    return attacker_in_test(train, test, config, seed)
+
+
+def attacker_in_test(train: ImageSet, test: ImageSet, config: SplitsConfig, seed: int) -> Splits:
+    """The parts where the attacker's images are some of the test images and the targets are the others."""
+    left = 1 - config.auxiliary if config.auxiliary <= 1 else len(test) - int(config.auxiliary)
+    shares = {"auxiliary": config.auxiliary, "test": left}
+    if config.attacker == "test":
+        sides = cut(test, shares, seed_of(seed, "attacker"))
+    else:
+        first = sizes(len(test), shares)["auxiliary"]
+        sides = {"auxiliary": test.take(np.arange(first)), "test": test.take(np.arange(first, len(test)))}
+        if len(lacking := np.setdiff1d(sides["test"].labels, sides["auxiliary"].labels)):
+            raise UserError(
+                f"splits: {len(lacking)} classes of the targets are not among the first {first} test images, which seem to be "
+                'sorted by class; use attacker = "test", which takes some of every class'
+            )
+    own = {"task": config.task} | ({"validation": config.validation} if config.validation else {})
+    ours = {"validation": test} | cut(train, own, seed)
+    return Splits(**ours, **sides, official_test=test)
 
 
 LUMA = np.array([0.299, 0.587, 0.114])

@@ -27,6 +27,8 @@ class AttackHints:
     """Which entries of z it zeroes: none, some at random (dropout), or those of smallest magnitude (topk)."""
     gain: float = 1.0
     """Factor on the entries that a mask leaves."""
+    codes: int | None = None
+    """How many different things it can send, where they can be counted; None where they cannot."""
     proxy: Mapping[str, Tensor] | None = None
     """Weights of the proxy decoder that it trained against, if it has one."""
     side_information: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +65,8 @@ class Defence(nn.Module, Generic[C]):
     """True if `send` uses x beyond z. Then noise that was added before it no longer bounds what is sent."""
     bounds_z: bool = False
     """True if its `rebuild` bounds z to (0, 1)."""
+    warm_start: int = 0
+    """Passes over the attacker's images before the first epoch, in which its `inner_step` is called and nothing else learns."""
 
     def __init__(self, config: C | None = None) -> None:
         super().__init__()

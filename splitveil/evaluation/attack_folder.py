@@ -9,8 +9,6 @@ attacks/decoder-0/skipped.json           in its place: why an attack of a suite 
 import hashlib
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from splitveil.attacks import label_of
 from splitveil.data.loader import DeviceImages
+from splitveil.data.safe_npz import parse_npz
 from splitveil.evaluation.summary import AttackRecord, AttackResult, attack_record, to_json
 from splitveil.files.folder import is_there, json_bytes, parse_table, parse_tensors, tensor_bytes
 from splitveil.manifest import Damaged, Manifest, changing, lists, remedy, verified, why_stale
@@ -39,6 +38,7 @@ WEIGHTS = "weights/last.safetensors"
 ORIGIN = (WEIGHTS, "config.toml", "splits.json")
 """What an attack's files are computed from, as far as it lies in the folder; splits.json has the images' digests."""
 LARGEST_ROWS = 2**30
+"""Bytes that the columns of rows.npz may take together."""
 OWN_FIELDS = ("mse", "ssim", "psnr", "lpips", "residual", "residual_ceiling")
 """Metrics that have fields of their own in AttackResult; the means of all others are in `more`."""
 
@@ -179,18 +179,8 @@ def read_rows(folder: Path) -> dict[str, np.ndarray]:
 
 
 def parse_rows(data: bytes, path: Path) -> dict[str, np.ndarray]:
-    """The columns of rows.npz. What each would take is looked at before it is unpacked."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as packed:
-            if sum(member.file_size for member in packed.infolist()) > LARGEST_ROWS:
-                raise UserError(f"{path} would take more than {LARGEST_ROWS} bytes; run `splitveil attack` again")
-        with np.load(io.BytesIO(data), allow_pickle=False) as rows:
-            found = {name: rows[name] for name in rows.files}
-    except UserError:
-        raise
-    except (ValueError, KeyError, EOFError, OSError, TypeError, AttributeError, NotImplementedError, RuntimeError, MemoryError,
-            OverflowError, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        raise UserError(f"{path} is not an .npz of plain arrays ({' '.join(str(error).split())}); attack the run again") from None
+    """The columns of rows.npz."""
+    found = parse_npz(io.BytesIO(data), path, None, "attack the run again", LARGEST_ROWS)
     lacks = [name for name in ("mse", "ssim", "psnr") if name not in found]
     shapes = {values.shape for values in found.values()}
     if lacks or len(shapes) > 1 or len(next(iter(shapes))) != 1 or any(v.dtype.kind not in "biuf" for v in found.values()):

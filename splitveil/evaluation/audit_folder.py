@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.files.folder import json_bytes, read_table
-from splitveil.manifest import NAME, begin, changing
+from splitveil.manifest import NAME, begin, changing, lists, verified
 from splitveil.registry import ATTACKS, UserError
 
 SCHEMA = 1
@@ -56,6 +56,8 @@ class AuditFolder:
         """Make the folder, or take that of an earlier audit, whose attacks count as far as they are the same."""
         begun = {NAME, "audit.json"}  # all that a kill can leave before the folder is that of an audit
         found = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set()
+        if found and lists(folder, "schema.json"):
+            verified(folder, "schema.json")  # of a damaged folder it is not said that it holds something else
         if not is_audit(folder) and found - begun:
             raise UserError(f"{folder} exists and holds no audit; name a new folder, or an empty one")
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from splitveil.config import from_dict
 from splitveil.evaluation.attack_folder import options_of
-from splitveil.evaluation.suites import suite, suite_of, version
+from splitveil.evaluation.suites import SUITES, suite, suite_of, version
 from splitveil.files.folder import is_there, json_bytes, parse_json
 from splitveil.manifest import Damaged, changing, lists, remedy, verified
 from splitveil.progress import warn
@@ -85,6 +85,22 @@ def begin_suite_of(attacks: Path, configured: tuple[Any, ...]) -> None:
 
 def as_table(attack: Any) -> dict[str, Any]:
     return {"name": type(attack).method} | options_of(attack)
+
+
+def other_version(attacks: Path, held: Suite) -> str | None:
+    """A line where the suite that a folder is held to has another version, there or in this splitveil; None where it has one."""
+    if held.name not in SUITES:
+        return None
+    ours, folder = known(held.name), attacks.parent
+    if held.version != ours.version:
+        return (
+            f"{folder} was attacked under version {held.version} of suite {held.name}, this splitveil has {ours.version}: "
+            f"numbers of the two do not compare; `splitveil attack {folder} --suite {held.name}` runs this one"
+        )
+    others = [each.version for each in begun(attacks) if each.name == held.name and each.version != held.version]
+    if others:
+        return f"{folder} was begun under version {', '.join(others)} of suite {held.name}; it is held to {held.version}"
+    return None
 
 
 def held_to(attacks: Path, name: str = "") -> Suite | None:

@@ -6,6 +6,7 @@ own_images("same set", splits, 0)  the images that an attacker has of its own
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ def build_attacks(config: Settings) -> list[Attack]:
             raise UserError(f"attacks: {name} is there twice; give one of them a label of its own, such as {name}-2")
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
             raise UserError(f"attacks: label is {name!r}, must be of letters, digits and _ . + -: it names a folder")
+        improved(attack, config.attacks)
     return [build_attack(attack, config.seed) for attack in config.attacks]
 
 
@@ -35,6 +37,21 @@ def build_attack(config: Any, seed: int) -> Attack:
     attack = ATTACKS.of(config).make_from(config, seed=seed_of(seed, "attack", name, *([attempt] if attempt else [])))
     attack.requires = with_images(attack.requires, name, asked_images(config))
     return attack
+
+
+def improved(config: Any, attacks: Iterable[Any]) -> Any | None:
+    """The config of the attack whose answers this one improves (`refine`), from the list of both; None if there is none."""
+    label = getattr(config, "improves", "")
+    if not label:
+        return None
+    found = next((each for each in attacks if label_of(each) == label and type(each).method == "decoder"), None)
+    if found is None:
+        raise UserError(
+            f"attacks: {label_of(config)} improves {label!r}, which is no decoder of the list; add it or leave it out"
+        )
+    if asked_images(found) != asked_images(config):
+        raise UserError(f"attacks: {label_of(config)} and {label}, which it improves, have other images; give both one auxiliary")
+    return found
 
 
 def threat_of(method: str, options: dict[str, Any]) -> ThreatModel:

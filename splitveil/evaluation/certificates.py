@@ -15,6 +15,7 @@ from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.summary import Certificate
 from splitveil.metrics.bounds import (
     BLOCK,
+    code_mse,
     fano_mse,
     gaussian_entropy,
     known_set_errors,
@@ -43,6 +44,10 @@ GAUSSIAN_PRIOR = (
     "this is the most that the bound can be, not a guarantee."
 )
 THIS_SET = "x is one of the test images, all equally likely. Images that are not among them are not covered."
+SAME_CODE = (
+    "The same image always gives the same code. A device whose arithmetic changes between releases may round a number that lies "
+    "on the border of two levels differently. Near-duplicates of an image are other images, with codes of their own."
+)
 BLOCKS = f"Of more than {BLOCK} test images the attacker is told which {BLOCK} the image is among, which only helps it."
 
 
@@ -101,16 +106,29 @@ def local_dp_certificates(report: dict[str, Any], x: Tensor) -> list[Certificate
     return found
 
 
+def finite_code_certificates(report: dict[str, Any], sent: Tensor, x: Tensor, releases: Sequence[int]) -> list[Certificate]:
+    """What follows from sending one of so many codes: bits, and the error of the best answer to each code."""
+    floor, found = code_mse(x, sent), []
+    for n in releases:
+        found.append(Certificate("finite code", report["bits"], "bits", n, (SAME_CODE,), True))
+        found.append(Certificate("finite code", floor, "MSE", n, (THIS_SET, SAME_CODE), True))
+    return found
+
+
 def certificates(
     noisy: Sequence[Noisy], test: DeviceImages, prior: DeviceImages, reports: Sequence[dict[str, Any]],
-    releases: Sequence[int] = (1, 16), seed: int = 0,
+    releases: Sequence[int] = (1, 16), seed: int = 0, sent: Tensor | None = None,
 ) -> list[Certificate]:  # fmt: skip
-    """All certificates that hold for a channel; `noisy` is what `run_pass` found over `test`, `prior` are the attacker's images.
+    """All certificates that hold for a channel; `noisy` is what `run_pass` found over `test`, `prior` are the attacker's images,
+    `sent` [n, …] is what was sent of the test images, which a finite code needs.
 
-    Empty where there is neither Gaussian noise nor a guarantee: then nothing is certified.
+    Empty where there is neither Gaussian noise nor a guarantee nor a finite code: then nothing is certified.
     """
     x, y, classes = test.take(slice(None)).flatten(1), test.labels, test.classes
     found = [certificate for report in reports for certificate in local_dp_certificates(report, x)]
+    if sent is not None:
+        finite = [report for report in reports if "codes" in report]
+        found += [certificate for report in finite for certificate in finite_code_certificates(report, sent, x, releases)]
     if not noisy:
         return found
     p = x.shape[1]

@@ -1,6 +1,6 @@
 """Which summaries may stand side by side. Other weights and other settings are the point of a comparison; other images are not.
 
-    differences(first, other)       what forbids it: other test images, other images of the attacker, another version of a suite
+    differences(first, other)       what forbids it: another layout, other test images or images of the attacker, another suite
     check_comparable(summaries)     refuses a list of which one does not compare with the first
     groups(summaries)               lists of those that compare with each other
 
@@ -17,6 +17,8 @@ from splitveil.registry import UserError
 def differences(first: Summary, other: Summary) -> list[str]:
     """What forbids to set the numbers of two summaries side by side."""
     found = []
+    if first.layout and other.layout and first.layout != other.layout:
+        found.append(f"another layout of the images (attacker: {other.layout}, not {first.layout})")
     ours, theirs = first.splits.get("test"), other.splits.get("test")
     if ours is not None and theirs is not None and ours != theirs:
         found.append(f"other test images ({told(theirs)}, not {told(ours)})")

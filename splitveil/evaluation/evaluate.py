@@ -4,6 +4,7 @@ The reconstructions are not needed here: score.py measured each of them when its
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from splitveil.evaluation.begun import begin_suite_of
 from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
 from splitveil.evaluation.degenerate import degenerate
+from splitveil.evaluation.edge_alone import edge_alone
 from splitveil.evaluation.flags import Evidence, not_checked, raised
 from splitveil.evaluation.gate import held
 from splitveil.evaluation.judges import attributes, why_no_classes
@@ -27,12 +29,12 @@ from splitveil.evaluation.predict_noise import predicted_noise
 from splitveil.evaluation.run_attacks import load_parts, victim_of
 from splitveil.evaluation.score import on_the_wire
 from splitveil.evaluation.summary import AttackResult, Part, Probes, Summary, write_summary
-from splitveil.evaluation.victim import ACCURACY, Kept, Victim
+from splitveil.evaluation.victim import ACCURACY, FOLDER, Kept, Victim
 from splitveil.evaluation.which_attacks_count import counted
 from splitveil.evaluation.worst_case import worst_case
 from splitveil.metrics import image as metrics
 from splitveil.metrics import probes
-from splitveil.metrics.cost import Cost, cost
+from splitveil.metrics.cost import Cost, Latency, cost, latency
 from splitveil.metrics.leakage import HISTOGRAM, variance_histogram
 from splitveil.metrics.lpips import lpips_or_why
 from splitveil.registry import UserError
@@ -65,7 +67,7 @@ def evaluate_run(run: Run, splits: Splits, device: torch.device, suite: str = ""
     return evaluate(
         run, victim_of(run, splits, device, parts), tuple(type(defence).method for defence in run.config.defences),
         training, suite, config_sha256=run.config_sha256, environment=run.environment(),
-        splits={name: Part(**part) for name, part in run.read("splits.json").items()},
+        splits={name: Part(**part) for name, part in run.read("splits.json").items()}, layout=run.config.splits.attacker,
     )  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         n_test=asked,
         ceiling_mse=ceiling,
         sigma=victim.channel.noise_std,
-        bits=outcome.bits(test.labels, test.classes),
+        bits=fewest_bits(outcome.bits(test.labels, test.classes), reports),
         attacks=attacks,
         skipped=skipped,
         unfinished=tuple(place.name for place in missing if place.config in kept.config.attacks),
@@ -101,7 +103,7 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         no_judge=no_judge,
         not_checked=not_checked(lacks),
         probes=probed(victim),
-        certificates=tuple(certificates(outcome.noisy, test, auxiliary, reports, seed=seed)),
+        certificates=tuple(certificates(outcome.noisy, test, auxiliary, reports, seed=seed, sent=codes_of(victim, reports))),
         defences=names,
         reports=tuple(reports),
         surrogate=training.surrogate,
@@ -111,6 +113,8 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
         histogram_range=HISTOGRAM,
         acting=acting,
         cost=cost_of(victim),
+        latency=latency_of(victim),
+        edge_alone=edge_alone(victim),
         z_shape=tuple(victim.model.z_shape),
         weights_sha256=victim.digest,
         finite_weights=all(bool(values.isfinite().all()) for values in victim.model.state_dict().values()),
@@ -160,9 +164,32 @@ def right_answers(victim: Victim, outcome: Pass, generator: torch.Generator) -> 
 
 def cost_of(victim: Victim) -> dict[str, Cost]:
     """The cost of both halves; of what is not known, only the bytes that cross."""
+    sent = victim.z_itemsize * victim.model.z_shape.numel()
     if victim.opaque:
-        return dict.fromkeys(("edge", "cloud"), Cost(None, None, 4 * victim.model.z_shape.numel()))
-    return cost(victim.model, with_cloud="cloud_weights" not in victim.lacks)
+        return dict.fromkeys(("edge", "cloud"), Cost(None, None, sent))
+    halves = cost(victim.model, with_cloud="cloud_weights" not in victim.lacks)
+    return {name: replace(half, bytes=sent) for name, half in halves.items()}
+
+
+def latency_of(victim: Victim) -> Latency | None:
+    """How long the edge takes on this CPU; None for one that is not known, or somebody else's that lies on another device."""
+    if victim.opaque or (victim.device.type != "cpu" and FOLDER in victim.lacks):
+        return None
+    edge = victim.model.edge if victim.device.type == "cpu" else deepcopy(victim.model.edge).cpu()
+    return latency(edge, victim.model.x_shape)
+
+
+def codes_of(victim: Victim, reports: Sequence[dict[str, Any]]) -> Tensor | None:
+    """What is sent of each test image, where that is one of a finite number of codes [n, …]."""
+    if not any("codes" in report for report in reports):
+        return None
+    return on_the_wire(victim, victim.test_images, victim.seed)
+
+
+def fewest_bits(bits: float | None, reports: Sequence[dict[str, Any]]) -> float | None:
+    """The smallest of the bounds that hold: that of the noise, and those of finite codes; None where there is none."""
+    known = [bits, *(report["bits"] for report in reports if "codes" in report)]
+    return min((bound for bound in known if bound is not None), default=None)
 
 
 def wilson(correct: float, total: int, deviations: float = 1.96) -> tuple[float, float]:

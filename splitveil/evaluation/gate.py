@@ -13,11 +13,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from splitveil.evaluation.begun import LOST, held_to
+from splitveil.evaluation.begun import LOST, held_to, other_version
 from splitveil.evaluation.fail_if import Condition, broken
+from splitveil.evaluation.suites import needs_codes
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.which_attacks_count import finished, standing_of, target_of
-from splitveil.runs import read_json
+from splitveil.progress import warn_once
+from splitveil.runs import Run, read_json
 
 
 def held(summary: Summary, folder: Path, name: str = "") -> Summary:
@@ -29,8 +31,12 @@ def held(summary: Summary, folder: Path, name: str = "") -> Summary:
         return replace(
             summary, suite=suite.name, suite_version=None, incomplete=("begun.json was damaged: name a suite by --suite",)
         )
+    if (line := other_version(folder / "attacks", suite)) is not None:
+        warn_once(line)
     target = target_of(summary.weights_sha256, summary.splits)
-    found = standing_of(folder / "attacks", suite.attacks, summary.seed, target)
+    codes = any("codes" in report for report in summary.reports)
+    wanted = [attack for attack in suite.attacks if codes or not needs_codes(attack)]  # without codes it would be skipped
+    found = standing_of(folder / "attacks", wanted, summary.seed, target)
     without_number = [name for name in found.done if name not in summary.attacks or not summary.attacks[name].finite]
     missing = (*(place.name for place in found.missing), *without_number)
     skipped = summary.skipped | found.skipped
@@ -48,6 +54,15 @@ def uncounted(folder: Path, summary: Summary) -> list[str]:
     return found
 
 
+def asked_since(folder: Path, summary: Summary) -> list[str]:
+    """Attacks that the config of a run lists and that are not finished, also those that were added after the summary."""
+    if not (folder / "config.toml").exists():
+        return []
+    target = target_of(summary.weights_sha256, summary.splits)
+    missing = standing_of(folder / "attacks", Run.open(folder).config.attacks, summary.seed, target).missing
+    return [place.name for place in missing if place.name not in (*summary.unfinished, *summary.incomplete)]
+
+
 def incomplete(summary: Summary) -> list[str]:
     """A line if attacks of the suite have given no number, and one if attacks of its own list are not finished."""
     lines, own = [], [name for name in summary.unfinished if name not in summary.incomplete]
@@ -59,8 +74,11 @@ def incomplete(summary: Summary) -> list[str]:
 
 
 def unfinished(folder: Path, summary: Summary, suite: str = "") -> list[str]:
-    """The same, and a line if there are attacks that the summary does not count."""
-    lines, later = incomplete(held(summary, folder, suite)), uncounted(folder, summary)
+    """The same, and a line if there are attacks that the summary does not count, or that were asked for since."""
+    summary = held(summary, folder, suite)
+    lines, later, asked = incomplete(summary), uncounted(folder, summary), asked_since(folder, summary)
+    if asked:
+        lines.append(f"{summary.name}: {', '.join(asked)} was asked for and is not finished; run `splitveil attack {folder}`")
     if later:
         lines.append(f"{summary.name}: {', '.join(later)} came after summary.json; run `splitveil evaluate {folder}`")
     return lines

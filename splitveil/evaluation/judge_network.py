@@ -22,6 +22,7 @@ be a biased judge: it was trained together with the defence. So is this one in o
 a reconstruction in another style can tell a person more than it tells the judge.
 """
 
+import copy
 from math import ceil, cos, pi
 from typing import NamedTuple
 
@@ -88,6 +89,19 @@ def shrunk(x: Tensor) -> Tensor:
     return F.interpolate(x, (SIDE * h // min(h, w), SIDE * w // min(h, w)), mode="area")
 
 
+def smaller(images: DeviceImages) -> DeviceImages:
+    """The same images, large ones shrunk once and for all; they are so few pixels then that they need no file."""
+    if images.numbers <= LARGE:
+        return images
+    found, done = copy.copy(images), 0
+    size = shrunk(images.take(slice(0, 1))).shape[1:]
+    found.images = torch.empty(len(images), *size, dtype=torch.uint8, device=images.device)  # in one piece: nothing fragments
+    for x, _ in images.in_order(BATCH):
+        found.images[done : done + len(x)] = (shrunk(x) * 255).round()
+        done += len(x)
+    return found
+
+
 def train(net: nn.Module, images: DeviceImages, seed: int, epochs: int, flip: bool, batch: int, lr: float) -> None:
     """Train with AdamW and a cosine schedule; on a GPU one step is recorded and replayed."""
     device = images.device
@@ -97,7 +111,7 @@ def train(net: nn.Module, images: DeviceImages, seed: int, epochs: int, flip: bo
 
     def body() -> None:
         x, y = feed.next()
-        loss = F.cross_entropy(net(shrunk(x)), y)
+        loss = F.cross_entropy(net(x), y)
         adam.zero_grad(set_to_none=True)
         loss.backward()
         adam.step()
@@ -131,7 +145,7 @@ class Judge:
 
     def fit(self, auxiliary: DeviceImages) -> "Judge":
         """`auxiliary.labels` are what is learned: classes for the classifier, identities (`by_identity`) for the embedder."""
-        values = int(auxiliary.labels.max()) + 1
+        auxiliary, values = smaller(auxiliary), int(auxiliary.labels.max()) + 1
         if len(auxiliary.labels.unique()) < 2:
             raise UserError(f"judge: the attacker's {len(auxiliary)} images have one label; needs two or more")
         self._place(auxiliary.images.shape[1], max(values, auxiliary.classes), auxiliary.device)

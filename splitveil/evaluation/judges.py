@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from splitveil.data import ImageSet
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import LARGE, DeviceImages
 from splitveil.data.splits import Sides
 from splitveil.evaluation.judge_network import Judge, by_identity, search
 from splitveil.files.folder import read_tensors, write_tensors
@@ -35,12 +35,13 @@ SHELF = ".judges"
 LEARNED = 2**30
 """Numbers in the images that a judge learns from, at most: 7,000 images of 3 x 224 x 224."""
 EDITION = 1
-"""Raise it when a change of judge_network.py gives other judges for the same images."""
+"""Raise it when a change of judge_network.py gives other judges for the same images. (Those of large images are one ahead.)"""
 
 
 def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> Judge:
     """The judge with what it learned from these images: read from the shelf, or learned now and put there."""
-    said = [EDITION, {name: value for name, value in vars(judge).items() if not name.endswith("_")}, part.digest()]
+    options = {name: value for name, value in vars(judge).items() if not name.endswith("_")}
+    said = [EDITION + (part.images[0].size > LARGE), options, part.digest()]
     digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
     file = shelf / f"{judge.head}-{digest}.safetensors"
     if file.exists():

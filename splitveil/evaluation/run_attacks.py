@@ -8,8 +8,9 @@ measures its reconstructions, which_attacks_count.py says what is left to do, at
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
 from splitveil.evaluation.attack_folder import options_of, weights_digest, write_attack, write_skipped
-from splitveil.evaluation.begun import begin_suite_of
-from splitveil.evaluation.build_attacks import asked_images, build_attack, build_attacks, check_classes, own_images
+from splitveil.evaluation.begun import begin_suite_of, begun
+from splitveil.evaluation.build_attacks import asked_images, build_attack, build_attacks, check_classes, improved, own_images
 from splitveil.evaluation.judges import SHELF, Panel, attributes
 from splitveil.evaluation.neighbours import neighbours_among
 from splitveil.evaluation.score import on_the_wire, score
@@ -48,8 +49,14 @@ class Trial:
     hidden: dict[str, Tensor]  # [n] attributes of these
     own: dict[str, ImageSet]
     """The images that an attack may ask for."""
+    digests: dict[str, str]
+    """Of these images; of very many it takes a while."""
     neighbours: dict[str, dict[str, float]]
     """Near-duplicates of test images among them: facts for the record of an attack."""
+    to_improve: dict[Any, Any]
+    """For attacks that improve the answers of another one, by their configs: the config of the other."""
+    fitted: dict[Any, Attack] = field(default_factory=dict)
+    """Those of the others that are fitted already, by their configs: each is, once."""
 
 
 def attack_run(run: Run, splits: Splits, device: torch.device, only: Sequence[Any] | None = None) -> dict[str, str]:
@@ -68,13 +75,16 @@ def attack_all(
     begin_suite_of(kept.folder / "attacks", kept.config.attacks)
     found = standing(kept, digest, only)
     build_attacks(kept.config)  # a mistake in one of them is told before any is run
-    todo = [(place, build_attack(place.config, kept.config.seed)) for place in found.missing]
+    todo = deque((place, build_attack(place.config, kept.config.seed)) for place in found.missing)
     if not todo:
         return found.skipped
     victim = victim_now()
-    trial = trial_of(victim, {asked_images(place.config) for place, _ in todo}, shelf)
+    # Suites first: what an attack of a suite improves is in the suite, whatever else has the same label.
+    lists = [*(suite.attacks for suite in begun(kept.folder / "attacks")), tuple(only or ()), kept.config.attacks]
+    trial = trial_of(victim, [place.config for place, _ in todo], lists, shelf)
     few = victim.auxiliary_images.take(slice(0, 64))
-    with steps_bar(f"{kept.config.name}: attacks", total=len(todo)) as advance:
+    total = len(todo)
+    with steps_bar(f"{kept.config.name}: attacks", total=total) as advance:
         reached = 0.0
 
         def reach(place: float, note: str | None = None) -> None:
@@ -83,7 +93,8 @@ def attack_all(
             advance(step, note)
             reached += step
 
-        for i, (place, attack) in enumerate(todo):
+        for i in range(total):
+            place, attack = todo.popleft()  # what an attack has learned is let go when the next one begins
             reach(i, place.name)
             attack.on_progress = lambda done, total, i=i: reach(i + done / total)
             failed = False  # while it is asked whether it makes sense here
@@ -101,24 +112,21 @@ def attack_all(
                 found.skipped[place.name] = str(error)
                 console.print(f"{place.name} skipped: {error}", highlight=False, markup=False)
                 write_skipped(place.folder, place.config, digest, str(error), failed)
-        reach(len(todo), "")
+        reach(total, "")
     return found.skipped
 
 
 def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
     """Fit one attack, let it rebuild the test images, have them judged and probed, and write its folder."""
     victim = trial.victim
-    if "channel" in victim.lacks:  # it helps every attack that remains to be run, and none of them needs it
-        attack.requires = replace(attack.requires, channel=False)
+    restrict(attack, victim)
     test, knows = victim.test_images, attack.requires
     config, name, seed, images = place.config, place.name, victim.seed, trial.own[asked_images(place.config)]
     check_classes(name, knows, images, victim.test)
     told = "; ".join(f"{what} {value}" for what, value in knows.describe().items())
     console.print(f"{name} knows: {told}", style="dim", highlight=False, markup=False)
     began = time.perf_counter()
-    own = DeviceImages(images, test.device)
-    captured = on_the_wire(victim, test, seed) if knows.captured else None
-    attack.fit(grant(knows, victim.model, victim.channel, own, test.device, attack.seed, captured))
+    fit(trial, config, attack)
     rows, rebuilt = score(attack, victim, test, seed)
     seconds = time.perf_counter() - began
     rows |= {key: values.cpu().numpy() for key, values in trial.panel.rows(rebuilt).items()}
@@ -128,28 +136,63 @@ def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
         attack=name, method=type(config).method, seed=seed, options=options_of(config), weights_sha256=victim.digest,
         threat=knows, n_images=len(test), test_sha256=victim.test.digest(),
         auxiliary_images=len(images) if has_images else 0,
-        auxiliary_sha256=images.digest() if has_images else None, losses=tuple(attack.losses_),
+        auxiliary_sha256=trial.digests[asked_images(config)] if has_images else None, losses=tuple(attack.losses_),
         held_out=tuple(attack.held_out_), facts=attack.facts_ | copies, seconds=seconds, device=test.device.type,
         probes=probes.told(rebuilt[trial.probed.to(test.device)], trial.hidden, seed),
     )  # fmt: skip
     write_attack(place.folder, record, rows, rebuilt, test)
 
 
-def trial_of(victim: Victim, asked: set[str], shelf: Path) -> Trial:
-    """The victim, its judges, and the images that its attacks ask for."""
-    own = {each: own_images(each, victim, victim.seed) for each in asked}
+def fit(trial: Trial, config: Any, attack: Attack) -> None:
+    """Grant an attack what it may know, and let it learn."""
+    victim, knows = trial.victim, attack.requires
+    device = victim.test_images.device
+    if config in trial.to_improve:
+        attack.improve(fitted(trial, trial.to_improve[config]))
+    own = DeviceImages(trial.own[asked_images(config)], device)
+    captured = on_the_wire(victim, victim.test_images, victim.seed) if knows.captured else None
+    attack.fit(grant(knows, victim.model, victim.channel, own, device, attack.seed, captured))
+    if config in trial.to_improve.values():
+        trial.fitted[config] = attack
+
+
+def fitted(trial: Trial, config: Any) -> Attack:
+    """The attack that another one improves. It is fitted here if that was done by an earlier process."""
+    if config not in trial.fitted:
+        attack = build_attack(config, trial.victim.seed)
+        restrict(attack, trial.victim)
+        fit(trial, config, attack)
+    return trial.fitted[config]
+
+
+def restrict(attack: Attack, victim: Victim) -> None:
+    """Take from an attack's knowledge what nobody can know of this victim, and what it can do without."""
+    if "channel" in victim.lacks:  # it helps every attack that remains to be run, and none of them needs it
+        attack.requires = replace(attack.requires, channel=False)
+    if "any_image" in victim.lacks:  # an attack that would change its images does without
+        attack.requires = replace(attack.requires, any_image=False)
+
+
+def trial_of(victim: Victim, configs: Sequence[Any], lists: Sequence[Sequence[Any]], shelf: Path) -> Trial:
+    """The victim, its judges, and the images that its attacks ask for; what an attack improves is in the first list with it."""
+    own = {each: own_images(each, victim, victim.seed) for each in set(map(asked_images, configs))}
+    digests = {each: images.digest() for each, images in own.items()}
+    improvable = {config: improved(config, next((each for each in lists if config in each), configs)) for config in configs}
     neighbours = {each: neighbours_among(images, victim.test, victim.seed) for each, images in own.items()}
     panel = Panel(victim, victim.device, victim.seed, shelf)
     probed = probes.chosen(len(victim.test), victim.seed)
     hidden = {name: values[probed].to(victim.device) for name, values in attributes(victim.test).items()}
-    return Trial(victim, panel, probed, hidden, own, neighbours)
+    to_improve = {config: other for config, other in improvable.items() if other is not None}
+    return Trial(victim, panel, probed, hidden, own, digests, neighbours, to_improve)
 
 
 def victim_of(run: Run, splits: Splits, device: torch.device, parts: Parts | None = None) -> Victim:
     """A trained run as what is under attack; `parts` where they are loaded already."""
     model, channel, _ = parts or load_parts(run, splits, device)
     images = splits.test, splits.auxiliary, splits.task
-    return Victim(model, channel, *images, seed=run.config.seed, device=device, digest=trained_weights(run))
+    return Victim(
+        model, channel, *images, seed=run.config.seed, device=device, digest=trained_weights(run), classified=splits.official_test
+    )
 
 
 def load_parts(run: Run, splits: Splits, device: torch.device) -> Parts:

@@ -12,6 +12,7 @@ from torch import Tensor
 from splitveil.attacks import Attack
 from splitveil.attacks.threat import Observation, ThreatModel
 from splitveil.channel import Channel
+from splitveil.data.burst import burst
 from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.evaluation.victim import Victim
 from splitveil.metrics import per_image_metrics
@@ -27,17 +28,33 @@ def observe(
     """(private images, what this attacker sees of them) in batches; only the second goes to an attack."""
     model.eval()
     for x, y in images.in_order(batch_size(model.z_shape.numel())):
-        z = model.edge(x)
-        sent = torch.stack([channel.send(z, x, generator) for _ in range(threat.observations)], 1)  # [n, r, *z_shape]
+        sent, shifts = releases(model, channel, x, threat, generator)
         logits = model.cloud(sent[:, 0]) if threat.cloud_weights else None
-        yield x, Observation(sent, logits, y if threat.labels else None)
+        yield x, Observation(sent, logits, y if threat.labels else None, shifts)
+
+
+def releases(
+    model: SplitModel, channel: Channel, x: Tensor, threat: ThreatModel, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """What is sent of each image as often as this attacker sees it, [n, r, *z_shape]; and of near-duplicates the shifts."""
+    if threat.near_duplicates:
+        frames, shifts = burst(x, threat.observations, generator)
+        return torch.stack([channel.send(model.edge(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts
+    z = model.edge(x)
+    return torch.stack([channel.send(z, x, generator) for _ in range(threat.observations)], 1), None
 
 
 def on_the_wire(parts: Parts | Victim, images: DeviceImages, seed: int) -> Tensor:
     """What the devices sent, once for each image: [n, *z_shape]; its noise is not that of the observations."""
     generator = stream(images.device, seed, "wire")
-    seen = observe(parts.model, parts.channel, images, ThreatModel(), generator)
-    return torch.cat([observation.z[:, 0] for _, observation in seen])
+    sent, done = torch.empty(0), 0
+    for x, observation in observe(parts.model, parts.channel, images, ThreatModel(), generator):
+        z = observation.z[:, 0]
+        if done == 0:  # all at once: small tensors kept among large images would leave holes that no further image fits into
+            sent = z.new_empty(len(images), *z.shape[1:])
+        sent[done : done + len(x)] = z
+        done += len(x)
+    return sent
 
 
 def score(attack: Attack, parts: Parts | Victim, test: DeviceImages, seed: int) -> tuple[dict[str, np.ndarray], Tensor]:

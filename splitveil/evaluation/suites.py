@@ -14,7 +14,7 @@ from typing import Any
 
 from splitveil.attacks import label_of
 from splitveil.config import from_dict, read_toml
-from splitveil.registry import UserError, unknown
+from splitveil.registry import ATTACKS, UserError, unknown
 
 FILE = Path(str(files("splitveil.evaluation") / "suites.toml"))
 SUITES = {"quick": ("quick",), "standard": ("standard",), "plus": ("standard", "plus")}
@@ -48,6 +48,22 @@ def suite_of(attacks: tuple[Any, ...]) -> str | None:
 
 
 def version(attacks: tuple[Any, ...]) -> str:
-    """The first digits of a digest of attacks and all their options, in their order."""
-    tables = [{"name": type(attack).method} | vars(attack) for attack in attacks]
+    """The first digits of a digest of attacks and all their options, in their order.
+
+    An option that was added since counts only where it is not at its default: a suite that does not use it is what it was. An
+    attack on finite codes does not count: when versions began no channel sent any, and where none are sent it is skipped.
+    """
+    tables = [{"name": type(attack).method} | versioned_options(attack) for attack in attacks if not needs_codes(attack)]
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def needs_codes(attack: Any) -> bool:
+    """True if an attack makes sense only where one of a finite number of codes is sent."""
+    return getattr(ATTACKS.of(attack).build, "needs_codes", False)
+
+
+def versioned_options(attack: Any) -> dict[str, Any]:
+    """The options of an attack that make up its suite's version."""
+    usual = vars(type(attack)())
+    added = frozenset[str]().union(*(vars(kind).get("added", ()) for kind in type(attack).__mro__))
+    return {name: value for name, value in vars(attack).items() if name not in added or value != usual[name]}

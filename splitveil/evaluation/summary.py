@@ -26,7 +26,7 @@ from splitveil.attacks.threat import ThreatModel
 from splitveil.evaluation.build_attacks import threat_of
 from splitveil.files.folder import is_there, json_bytes, parse_json, write_json
 from splitveil.manifest import changing, verified, why_stale
-from splitveil.metrics.cost import Cost
+from splitveil.metrics.cost import Cost, Latency
 from splitveil.progress import warn
 from splitveil.registry import UserError
 
@@ -74,9 +74,9 @@ class AttackRecord:
 
     @property
     def images_used(self) -> int:
-        """Images of its own that it learned from: those it had, or as many of them as its option `images` says."""
+        """Images of its own that it learned from: those it had, or as many of them as its option `images` says (0 is all)."""
         had = self.auxiliary_images or 0
-        return min(had, int(self.options.get("images", had)))
+        return min(had, int(self.options.get("images") or had))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +156,18 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class EdgeAlone:
+    """A small head in the place of the cloud, which learned from what is sent; edge_alone.py says how."""
+
+    accuracy: float
+    """On the test images, as a fraction."""
+    images: int
+    """That the head learned from."""
+    parameters: int
+    """Numbers in the head's weights."""
+
+
+@dataclass(frozen=True)
 class RaisedFlag:
     flag: str
     """Its name in flags.py."""
@@ -225,12 +237,18 @@ class Summary:
     """False for a defence that changes nothing."""
     cost: dict[str, Cost]
     """Of the edge and of the cloud."""
+    latency: Latency | None = None
+    """Of the edge on the CPU that evaluated; None where it cannot be run there, and in files of before it was measured."""
+    edge_alone: EdgeAlone | None = None
+    """None without labels, and in files of before it was measured."""
     z_shape: tuple[int, ...]
     config_sha256: str
     weights_sha256: str
     finite_weights: bool = True
     """False if a weight is NaN or infinite."""
     splits: dict[str, Part]
+    layout: str = ""
+    """Which images the attacker's are some of (`splits.attacker`); empty where this was not written down, and for an audit."""
     environment: dict[str, Any]
     """Of the training."""
     measured_by: dict[str, Any] = field(default_factory=dict)

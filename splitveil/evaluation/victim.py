@@ -55,6 +55,8 @@ class Victim:
     """True if nothing is known of the edge but its answers: neither parameters nor operations can be counted."""
     classified: ImageSet | None = None
     """The private images that accuracy is measured on, where they are more than those that are rebuilt."""
+    z_itemsize: int = 4
+    """Bytes of one number of z as it is sent."""
 
     @cached_property
     def test_images(self) -> DeviceImages:

@@ -142,6 +142,22 @@ def standing(run: Kept, weights: str, only: Sequence[Any] | None = None) -> Stan
     return Standing(done, skipped, [place._replace(may_skip=place.config in of_suites) for place in missing])
 
 
+def list_begun(attacks: Path, wanted: Sequence[Any]) -> bool:
+    """True if one of these attacks was finished or skipped in the folder, on whatever weights: the list then stays as it is.
+
+    A file that cannot be read may have been of one of them.
+    """
+    files = [folder / name for folder in attack_folders(attacks) for name in ("attack.json", "skipped.json")]
+    for file in filter(Path.exists, files):
+        try:
+            old = read_json(file)
+            if any(is_of(old, config) for config in wanted):
+                return True
+        except (UserError, KeyError, TypeError, AttributeError):
+            return True
+    return False
+
+
 def counted(run: Kept, weights: str, suite: str = "") -> Standing:
     """The same for `evaluate`, which refuses a run without attacks, and one whose own list is unfinished.
 
@@ -164,7 +180,8 @@ def is_on(old: dict[str, Any], target: Target) -> bool:
     return (old.get("test_sha256") or target.test.sha256, old["n_images"]) == (target.test.sha256, target.test.images)
 
 
-NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no defence of this run has a proxy")
+NO_USE = ("the channel sends the same", "the channel zeroes no entries", "no defence of this run has a proxy",
+          "the channel sends no finite code")  # fmt: skip
 """How the reasons of `why_not` begin: the attack had nothing to work with, so nothing is missing."""
 
 
@@ -197,11 +214,14 @@ def why_not(config: Any, attack: Attack, parts: Parts | Victim, x: Tensor) -> st
     unknown = isinstance(parts, Victim) and "channel" in parts.lacks  # then z is what was sent, with the zeros of its defences
     generator = stream(x.device, 0, "suite")
     first, second = (parts.channel.send(z, x, generator) for _ in range(2))
-    if attack.requires.observations > 1 and torch.equal(first, second):
+    several = attack.requires.observations > 1 and not attack.requires.near_duplicates
+    if several and torch.equal(first, second):
         return "the channel sends the same for the same image every time: more releases tell nothing"
     zeroed = (first == 0) if unknown else (first == 0) & (z != 0)
     if getattr(config, "mask", False) and not zeroed.any():
         return "the channel zeroes no entries: there is no mask to know"
     if getattr(config, "proxy", False) and all(hint.proxy is None for hint in parts.channel.hints):
         return "no defence of this run has a proxy decoder to start from"
+    if attack.needs_codes and all(hint.codes is None for hint in parts.channel.hints):
+        return "the channel sends no finite code: there are no codes to count out"
     return None

@@ -24,6 +24,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from splitveil.files.foreign import open_file
 from splitveil.options import UserError
 
 try:
@@ -47,15 +48,9 @@ def is_there(path: Path) -> bool:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a plain file."""
-    try:
-        opened = os.open(path, os.O_RDONLY | NOFOLLOW | CLOEXEC | BINARY | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; is {path.parent} a run folder that got this far?") from None
-    except OSError as error:
-        why = "it is a link" if path.is_symlink() else os.strerror(error.errno or 0)
-        raise UserError(f"{path} cannot be read ({why}); put a plain file in its place") from None
-    check_plain(path, opened)
-    with open(opened, "rb") as file:
+    if not is_there(path):
+        raise UserError(f"{path} is missing; is {path.parent} a run folder that got this far?")
+    with open_file(path, links=False) as file:
         return file.read()
 
 
@@ -199,7 +194,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
             while not taken(opened):
                 if time.monotonic() >= until:
                     raise UserError(
-                        f"{folder} is being trained by another process, or attacked or evaluated; wait or change --name"
+                        f"{folder} is being trained by another process, or attacked or evaluated; wait, or work in another folder"
                     )
                 time.sleep(0.05)
             remove_leftovers(folder)

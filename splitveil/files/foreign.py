@@ -4,11 +4,12 @@
     read_bytes(path, most=…)        the bytes of it; a file of more than `most` bytes is refused before it is read
     check_budget(bytes, what, …)    refuses images that would not fit into memory; SPLITVEIL_MAX_GIB sets the budget
 
-A link to a plain file is one: data sets are often linked. This file imports neither numpy nor torch.
+A link to a plain file is one, unless `links` is False: data sets are often linked. This file imports neither numpy nor torch.
 """
 
 import os
 import stat
+from errno import ELOOP
 from io import BufferedReader
 from pathlib import Path
 
@@ -24,12 +25,13 @@ FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) 
 KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
 
 
-def open_file(path: str | Path, most: int | None = None) -> BufferedReader:
+def open_file(path: str | Path, most: int | None = None, links: bool = True) -> BufferedReader:
     """A stream of the file's bytes. What was opened is checked, and not its name, which may be another's a moment later."""
     try:
-        descriptor = os.open(path, FLAGS)
+        descriptor = os.open(path, FLAGS if links else FLAGS | getattr(os, "O_NOFOLLOW", 0))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = getattr(error, "strerror", None) or error
+        a_link = isinstance(error, OSError) and error.errno == ELOOP and not links
+        why = "it is a link" if a_link else getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read ({why}); check that it is a file you may read") from error
     found = os.fstat(descriptor)
     kind = stat.S_IFMT(found.st_mode)

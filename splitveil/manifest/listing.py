@@ -159,11 +159,18 @@ LOST = {
     "report.html": "`splitveil report {folder}` writes it again",
 }
 """What is lost with a file, and what to do about it, by how its name begins."""
+IN_AN_AUDIT = {
+    "audit.json": "the same `splitveil audit` with --out {folder} writes it again",
+    "attacks/": "the same `splitveil audit` with --out {folder} runs this attack again",
+    "summary.json": "the same `splitveil audit` with --out {folder} writes it again",
+}
+"""The same in the folder of an audit, where it differs."""
 
 
 def remedy(folder: Path, name: str) -> str:
+    lost = LOST | IN_AN_AUDIT if name == "audit.json" or is_there(folder / "audit.json") else LOST
     train = f"`splitveil train {folder}/config.toml --runs {folder.parent} --name {folder.name}`"
-    said = next((text for start, text in LOST.items() if name.startswith(start)), "restore it from a copy of the folder")
+    said = next((text for start, text in lost.items() if name.startswith(start)), "restore it from a copy of the folder")
     return said.format(folder=folder, train=train)
 
 

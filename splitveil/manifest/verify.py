@@ -6,6 +6,9 @@ from splitveil.files.folder import is_there, read_bytes
 from splitveil.manifest.listing import NAME, Damaged, Manifest, check_name, folder_files, remedy
 from splitveil.registry import UserError
 
+SHOWN = ("report.html",)
+"""Files that nothing is computed from: they show what others say."""
+
 
 def verified(folder: Path, name: str) -> bytes:
     """The bytes of a file of the folder, if they are what its manifest says; of an unverified folder as they are."""
@@ -51,6 +54,16 @@ def why_stale(folder: Path, name: str) -> str | None:
     return None
 
 
+def out_of_date(folder: Path) -> list[str]:
+    """One line for a report that was written before something that it shows has changed. That is no damage."""
+    sources = {name: why_stale(folder, name) for name in SHOWN if intact(folder, name)}
+    return [
+        f"{folder / name} was written before {source} changed and is out of date; {remedy(folder, name)}"
+        for name, source in sources.items()
+        if source is not None
+    ]
+
+
 def problems(folder: Path) -> list[str]:
     """One line for each file that is not what the manifest says, is not in it, or came from something that has changed."""
     manifest = Manifest.of(folder)
@@ -65,7 +78,7 @@ def problems(folder: Path) -> list[str]:
         except Damaged as error:
             found.append(str(error))
         else:
-            if (source := why_stale(folder, name)) is not None:
+            if name not in SHOWN and (source := why_stale(folder, name)) is not None:
                 found.append(f"{folder / name} came from another {source} than lies there now; {remedy(folder, name)}")
     for path in folder_files(folder):
         name = path.relative_to(folder).as_posix()

@@ -4,11 +4,13 @@
     paper       MSE >= exp(2 h(x | z') / p) / (2 pi e)                                   CEM, CVPR 2025, with h(x | z') = h(x) - I
     known set   MSE >= mean_i E |x_i - E[x | z'_i]|^2 / p                                x uniform over the test images, exactly
     fano        MSE >= max_t t^2 / p (1 - (I + log 2) / log(N / N_2t))                   any channel whose I is bounded
+    code        MSE >= mean_i |x_i - m_c(i)|^2 / p                                       x is sent as one of a few codes, no noise
 
     symbol       meaning                                                                              shape
     x            images in [0, 1], in steps of 1/255; p numbers each                                  [N, p]
     clean        what the noise is added to (`channel.walk`), and everything sent comes from          [N, d]
     mu_c, v_c    mean and variances of clean in class c, pi_c its share                               [c, d]
+    c(i), m_c    the code of image i, and the mean of the images that have code c                     [p]
     h, H, I      differential entropy, entropy, mutual information, all in nats; certificates say bits
     N_2t         the most images within 2t of one of them, itself included
 
@@ -42,7 +44,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitveil.statistics.by_class import class_moments
+from splitveil.statistics.by_class import class_moments, members, sizes
 from splitveil.statistics.rates import diagonal_rate, log_diagonal
 
 STEP = 1 / 255
@@ -106,11 +108,12 @@ def gaussian_entropy(x: Tensor, y: Tensor, classes: int, step: float = STEP) -> 
     1/2 log det(2 pi e (Cov + step^2 / 12)), the covariance within classes, through the smaller Gram matrix. Directions in
     which the images given do not differ count with the step alone, so fewer images than pixels give less.
     """
-    x = x.flatten(1).double()
+    x = x.flatten(1).to(torch.float64, copy=True)
     n, p = x.shape
-    count, mean, _ = class_moments(x, y, classes)
+    member = members(y, classes, x.dtype)
+    mean, count = member.T @ x / sizes(member), member.sum(0)
     freedom, floor = max(1, n - int((count > 0).sum())), step**2 / 12
-    centred = (x - mean[y]) / (freedom * floor) ** 0.5
+    centred = x.addmm_(member, mean, alpha=-1).div_((freedom * floor) ** 0.5)  # in place: these may be most of the memory
     gram = centred.T @ centred if p <= n else centred @ centred.T
     return 0.5 * p * log(2 * pi * e * floor) + float(log_diagonal(gram).sum())
 
@@ -159,3 +162,15 @@ def fano_mse(x: Tensor, information: float, candidates: int = 32) -> float:
         floors.append(best)
         weights.append(size)
     return sum(floor * size for floor, size in zip(floors, weights)) / max(1, sum(weights))
+
+
+def code_mse(x: Tensor, sent: Tensor) -> float:
+    """The mean error of answering each row of x [N, p] by the mean of all rows for which the same was sent [N, …].
+
+    It is the least that any function of what was sent can have on these rows, because a mean minimises the squared error.
+    """
+    codes, which = sent.flatten(1).unique(dim=0, return_inverse=True)
+    x = x.flatten(1).double()
+    total = torch.zeros(len(codes), x.shape[1], dtype=x.dtype, device=x.device).index_add_(0, which, x)
+    means = total / which.bincount(minlength=len(codes)).unsqueeze(1)
+    return float((x - means[which]).square().mean())

@@ -1,11 +1,17 @@
-"""What a split costs: parameters and multiply-adds of each half, and the bytes that cross for one image.
+"""What a split costs: parameters and multiply-adds of each half, the bytes that cross for one image, and the edge's time.
 
 MACs are half of the floating point operations that torch.utils.flop_counter counts: convolutions and matrix products,
 attention included. Normalisation, activation and pooling are not counted; papers that count them report a few per cent
 more.
 """
 
-from dataclasses import dataclass, replace
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.split_model import SplitModel, in_mode
+
+TURNS, WARM = 15, 3
+"""Images that the edge is timed with, and those before them that are not counted."""
+SECONDS = 2.0
+"""After which a slow edge is timed with no further image."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,19 @@ class Cost:
     macs: int | None
     """Multiply-adds for one image; None where they are not known."""
     bytes: int
-    """Size of one image's z in float32, which the edge sends and the cloud receives."""
+    """Size of one image's z, which the edge sends and the cloud receives: in float32, unless an audit finds another precision."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long an edge takes for one image."""
+
+    milliseconds: float = field(compare=False)
+    """Median over images. No two timings are equal, so that two summaries of the same run are equal without it."""
+    threads: int
+    """Of torch, while it was timed."""
+    processor: str
+    """As it names itself; it says nothing about the device that will run the edge."""
 
 
 def count(module: nn.Module, x: Tensor) -> tuple[int, Tensor]:
@@ -49,3 +72,36 @@ def cost(model: SplitModel, with_cloud: bool = True) -> dict[str, Cost]:
     edge, z = half_cost(model.edge, x)
     cloud = half_cost(model.cloud, z)[0] if with_cloud else Cost(None, None, 0)
     return {name: replace(half, bytes=4 * z.numel()) for name, half in (("edge", edge), ("cloud", cloud))}
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads of torch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def latency(edge: nn.Module, x_shape: tuple[int, ...]) -> Latency:
+    """The time of an edge that lies in the memory of a CPU, one image at a time, on one thread."""
+    x = torch.zeros(1, *x_shape, dtype=next(edge.parameters(), torch.empty(0)).dtype)
+    took, began = list[float](), time.perf_counter()
+    with in_mode(edge, False), torch.no_grad(), threads(1):
+        for turn in range(WARM + TURNS):
+            before = time.perf_counter()
+            edge(x)
+            took.append(time.perf_counter() - before)
+            if turn >= WARM and took[-1] + before - began > SECONDS:
+                break
+    return Latency(1000 * median(took[WARM:]), 1, processor())
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

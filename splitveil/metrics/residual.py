@@ -23,10 +23,12 @@ from torch import Tensor
 from splitveil.metrics import per_image
 
 ROWS = 64
+PIXELS = 65_536
+"""Of each image at a time: of large images, all at once would take the memory of six copies of them."""
 
 
 def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Each image minus the mean of its class: [n, c, h, w] -> [n, p].
+    """Each image minus the mean of its class: [n, …] -> [n, p].
 
     One image of the class is taken off first, which changes nothing but the rounding: equal images are then 0 exactly.
     """
@@ -43,8 +45,11 @@ def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:
 @per_image("residual", higher_hides=True, equal=0.0, by_class=True)
 def residual(rebuilt: Tensor, x: Tensor, y: Tensor, classes: int) -> Tensor:
     """Residual error of each image, NaN for the only image of a class; labels y [n]."""
-    own, other = (less_class_mean(images, y, classes) for images in (x, rebuilt))
-    return own.sub_(other).square_().mean(1).masked_fill(y.bincount(minlength=classes)[y] < 2, torch.nan)
+    total, pixels = torch.zeros(len(x), dtype=x.dtype, device=x.device), x[0].numel()
+    for own, other in zip(x.flatten(1).split(PIXELS, 1), rebuilt.flatten(1).split(PIXELS, 1)):
+        error = less_class_mean(own, y, classes).sub_(less_class_mean(other, y, classes))
+        total += error.square_().mean(1) * (own.shape[1] / pixels)
+    return total.masked_fill(y.bincount(minlength=classes)[y] < 2, torch.nan)
 
 
 @per_image("residual_ceiling", higher_hides=True, equal=None, by_class=True)

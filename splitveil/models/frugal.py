@@ -1,7 +1,7 @@
 """thin, separable: deep and narrow edges, which cost a device no more than two wide convolutions.
 
     edge     stem, three times a residual block and a convolution of stride 2 to twice the channels, and one more convolution
-    cloud    two residual blocks of 256 and 512 channels, mean over positions, linear layer
+    cloud    two residual blocks, of 256 and 512 channels unless `cloud` says otherwise, mean over positions, linear layer
 
     thin        every convolution is 3 x 3                  He et al., "Deep residual learning", CVPR 2016
     separable   3 x 3 on each channel, then 1 x 1           Howard et al., "MobileNets", 2017
@@ -13,7 +13,8 @@ channels have 21.2 million for 32 pixels. A bottleneck that the channel adds com
 
 Why: each convolution mixes a larger part of the image, so where a thing was and what it looked like in detail can be lost, while
 the class, which the training asks for, is kept. Attack a trained one to see how far that goes. Known limit: such an edge may
-nearly do the task alone, and then the cloud adds little.
+nearly do the task alone, and then the cloud adds little; `evaluate` measures that. Two relatives, attentive.py and
+slot_bottleneck.py, share the budget and the cloud.
 """
 
 from collections import OrderedDict
@@ -42,6 +43,8 @@ class Config:
     """Last stage on the edge: stem, then block1, down1, block2, down2 and so on, and last."""
     budget: float = option(20.6, above=0, remedy="20.6 is what VGG-11's two convolutions cost with 32 pixels")
     """The most that the stages up to `last` may cost, in millions of multiply-adds an image."""
+    cloud: int = option(256, at_least=1)
+    """Channels of the cloud's first block; the second has twice as many."""
 
 
 def full(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -74,9 +77,14 @@ def halvings(size: int) -> int:
     return max(0, (size // SMALLEST).bit_length() - 1)
 
 
+def stem_stride(size: int) -> int:
+    """The stem's stride: it does what the blocks leave of the halvings."""
+    return 2 ** max(0, halvings(size) - BLOCKS)
+
+
 def edge_stages(conv: Conv, width: int, channels: int, size: int) -> OrderedDict[str, nn.Module]:
     blocks = min(halvings(size), BLOCKS)
-    stages: OrderedDict[str, nn.Module] = OrderedDict(stem=full(channels, width, stride=2 ** (halvings(size) - blocks)))
+    stages: OrderedDict[str, nn.Module] = OrderedDict(stem=full(channels, width, stem_stride(size)))
     for i in range(blocks):
         stages[f"block{i + 1}"] = Residual(conv, width << i)
         stages[f"down{i + 1}"] = conv(width << i, width << i + 1, 2)  # half the pixels, twice the channels
@@ -84,16 +92,19 @@ def edge_stages(conv: Conv, width: int, channels: int, size: int) -> OrderedDict
     return stages
 
 
-def width_within(budget: float, conv: Conv, channels: int, size: int) -> int:
+Stages = Callable[[int], OrderedDict[str, nn.Module]]  # width -> the stages of an edge
+
+
+def width_within(budget: float, edge_of: Stages, channels: int, size: int) -> int:
     """The largest width w whose edge costs `budget` million multiply-adds at the most.
 
-    A convolution from w to w channels costs w^2, one from the image or within channels costs w, so the edge costs b w + c w^2.
-    The costs of the widths 1 and 2, counted on the meta device without computing, give b and c.
+    A layer from w to w channels costs w^2, one from the image, within channels or between positions costs w, so the edge costs
+    b w + c w^2. The costs of the widths 1 and 2, counted on the meta device without computing, give b and c.
     """
 
     def millions(width: int) -> float:
         with torch.device("meta"):
-            edge = nn.Sequential(edge_stages(conv, width, channels, size))
+            edge = nn.Sequential(edge_of(width))
             return count(edge, torch.empty(1, channels, size, size))[0] / 1e6
 
     one, two = millions(1), millions(2)
@@ -104,23 +115,28 @@ def width_within(budget: float, conv: Conv, channels: int, size: int) -> int:
     return int(((b * b + 4 * c * budget) ** 0.5 - b) / (2 * c) + 1e-9)  # what is spent must buy the same width again
 
 
-def chain(conv: Conv, budget: float, channels: int, size: int, classes: int) -> nn.Sequential:
-    width = width_within(budget, conv, channels, size)
-    stages = edge_stages(conv, width, channels, size)
+def tail(inputs: int, width: int, classes: int) -> dict[str, nn.Module]:
+    """The stages of the cloud that all frugal edges have."""
+    return {
+        "tail1": Block(inputs, width, 1, projects=True),
+        "tail2": Block(width, 2 * width, 2, projects=True),
+        "head": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes)),
+    }
+
+
+def chain(conv: Conv, budget: float, cloud: int, channels: int, size: int, classes: int) -> nn.Sequential:
+    width = width_within(budget, lambda width: edge_stages(conv, width, channels, size), channels, size)
     inputs = width << min(halvings(size), BLOCKS)
-    stages["tail1"] = Block(inputs, 256, 1, projects=True)
-    stages["tail2"] = Block(256, 512, 2, projects=True)
-    stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-    return he_start(nn.Sequential(stages))
+    return he_start(nn.Sequential(edge_stages(conv, width, channels, size) | tail(inputs, cloud, classes)))
 
 
 @MODELS.register("thin", Config)
-def thin(channels: int, size: int, classes: int, cut: str, budget: float) -> nn.Sequential:
+def thin(channels: int, size: int, classes: int, cut: str, budget: float, cloud: int) -> nn.Sequential:
     """A deep, narrow residual edge within a budget of multiply-adds, and a small residual cloud."""
-    return chain(full, budget, channels, size, classes)
+    return chain(full, budget, cloud, channels, size, classes)
 
 
 @MODELS.register("separable", Config)
-def separable_net(channels: int, size: int, classes: int, cut: str, budget: float) -> nn.Sequential:
+def separable_net(channels: int, size: int, classes: int, cut: str, budget: float, cloud: int) -> nn.Sequential:
     """As `thin` with depthwise separable convolutions: more channels for the same budget."""
-    return chain(separable, budget, channels, size, classes)
+    return chain(separable, budget, cloud, channels, size, classes)

@@ -4,12 +4,15 @@ A stage is a 3 x 3 convolution, its BatchNorm, the max-pool if there is one, and
 CEM paper's split: z is 128 x 8 x 8 for 32 pixels, and with a 3 x 3 bottleneck of 8 channels the edge has 0.085 M
 parameters.
 
-Deviations: one linear layer after a global average instead of the three wide ones, as is usual for images this small. No bias in
-the convolutions: BatchNorm takes it out again, and on a GPU adding it and its gradient cost a seventh of a training step.
+Deviations: one linear layer after a global average instead of the three wide ones, as is usual for images this small; with
+`head = "wide"` there are three, of 512, 512 and `classes`, with dropout of one half before the first two, as in the reference
+code of ResSFL and CEM. No bias in the convolutions: BatchNorm takes it out again, and on a GPU adding it and its gradient cost a
+seventh of a training step.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -28,6 +31,8 @@ PLANS = {  # output channels of each convolution; 0 is a max-pool that belongs t
 class Config:
     cut: str = "conv2"
     """Last stage on the edge: conv1 up to conv8 (vgg11), conv10 (vgg13) or conv13 (vgg16)."""
+    head: Literal["linear", "wide"] = "linear"
+    """After the global average: one linear layer, or three with dropout."""
 
 
 def conv(inputs: int, outputs: int, pool: bool, first: bool) -> nn.Sequential:
@@ -37,7 +42,13 @@ def conv(inputs: int, outputs: int, pool: bool, first: bool) -> nn.Sequential:
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []), nn.ReLU(inplace=True))
 
 
-def chain(plan: tuple[int, ...], channels: int, size: int, classes: int) -> nn.Sequential:
+def wide_head(inputs: int, classes: int) -> list[nn.Module]:
+    """Linear layers as torch starts them: the small start of a single one would keep three from learning."""
+    hidden = [nn.Dropout(), nn.Linear(inputs, 512), nn.ReLU(), nn.Dropout(), nn.Linear(512, 512), nn.ReLU()]
+    return [*hidden, nn.Linear(512, classes)]
+
+
+def chain(plan: tuple[int, ...], channels: int, size: int, classes: int, head: str) -> nn.Sequential:
     if size < 2 ** plan.count(0):
         raise UserError(f"VGG halves its images {plan.count(0)} times: {size} pixels are too few, use 32 or more")
     stages: OrderedDict[str, nn.Module] = OrderedDict()
@@ -46,23 +57,28 @@ def chain(plan: tuple[int, ...], channels: int, size: int, classes: int) -> nn.S
         if width:
             stages[f"conv{len(stages) + 1}"] = conv(inputs, width, pool=after == 0, first=not stages)
             inputs = width
-    stages["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
-    return he_start(nn.Sequential(stages))
+    average = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    if head == "linear":
+        stages["head"] = nn.Sequential(*average, nn.Linear(inputs, classes))
+        return he_start(nn.Sequential(stages))
+    he_start(nn.Sequential(stages))
+    stages["head"] = nn.Sequential(*average, *wide_head(inputs, classes))
+    return nn.Sequential(stages)
 
 
 @MODELS.register("vgg11", Config)
-def vgg11(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+def vgg11(channels: int, size: int, classes: int, cut: str, head: str) -> nn.Sequential:
     """VGG-11 with BatchNorm, the CEM paper's main model; 9.2 M parameters."""
-    return chain(PLANS["vgg11"], channels, size, classes)
+    return chain(PLANS["vgg11"], channels, size, classes, head)
 
 
 @MODELS.register("vgg13", Config)
-def vgg13(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+def vgg13(channels: int, size: int, classes: int, cut: str, head: str) -> nn.Sequential:
     """VGG-13 with BatchNorm; 9.4 M parameters."""
-    return chain(PLANS["vgg13"], channels, size, classes)
+    return chain(PLANS["vgg13"], channels, size, classes, head)
 
 
 @MODELS.register("vgg16", Config)
-def vgg16(channels: int, size: int, classes: int, cut: str) -> nn.Sequential:
+def vgg16(channels: int, size: int, classes: int, cut: str, head: str) -> nn.Sequential:
     """VGG-16 with BatchNorm; 14.7 M parameters."""
-    return chain(PLANS["vgg16"], channels, size, classes)
+    return chain(PLANS["vgg16"], channels, size, classes, head)

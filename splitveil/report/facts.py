@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.attacks.threat import SAME_DISTRIBUTION
-from splitveil.evaluation.attack_folder import weights_digest
+from splitveil.evaluation.attack_folder import WEIGHTS, weights_digest
 from splitveil.evaluation.audit_folder import is_audit
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
@@ -36,7 +36,7 @@ class Shown:
     config_text: str
     """Of an audit, what was audited and how."""
     weights_now: str | None
-    """Digest of the weights that lie in the folder now."""
+    """Digest of the weights that lie in the folder now; None where there are none, as in an audit."""
 
     @property
     def strongest(self) -> AttackResult | None:
@@ -60,7 +60,9 @@ def read_runs(folders: list[Path]) -> list[Shown]:
     summaries = [read_summary(folder) for folder in folders]
     shown = []
     for slot, (folder, training, summary, label) in enumerate(zip(folders, trainings, summaries, distinct_labels(summaries))):
-        shown.append(Shown(label, slot, folder, summary, *training, weights_digest(folder)))
+        # Weights may be removed when a run was measured: they are large, or nobody else's to have.
+        weights = weights_digest(folder) if (folder / WEIGHTS).exists() else None
+        shown.append(Shown(label, slot, folder, summary, *training, weights))
     return shown
 
 
@@ -221,7 +223,12 @@ def cautions(runs: list[Shown]) -> list[str]:
             found.append(f"{run.label} was not attacked: nothing is known about what it leaks.")
         if run.curves and len(run.curves) < run.epochs:
             found.append(f"{run.label} has been trained for {len(run.curves)} of its {run.epochs} epochs.")
-        if run.weights_now not in (None, weights):
+        if run.weights_now is None and not is_audit(run.folder):
+            found.append(
+                f"{run.label} has no weights in its folder any more: its numbers are as they were measured, and whether they are "
+                "those of the weights that you have cannot be shown."
+            )
+        elif run.weights_now not in (None, weights):
             found.append(f"{run.label} has been trained further since it was measured: attack and evaluate it again.")
         for name, attack in run.summary.attacks.items():
             if attack.weights_sha256 != weights:

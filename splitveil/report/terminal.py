@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from splitveil.evaluation.comparable import differences, groups
+from splitveil.evaluation.edge_alone import cloud_adds_nothing
 from splitveil.evaluation.gate import incomplete
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.verdict import verdict
@@ -46,6 +47,22 @@ def accuracy_line(summary: Summary) -> list[str]:
     return [f"accuracy {summary.name}: {summary.accuracy:.3f} ({low:.3f} to {high:.3f})"] if isfinite(summary.accuracy) else []
 
 
+def edge_line(summary: Summary) -> list[str]:
+    """What the edge costs a device and how far it gets alone, in one line; none where nothing of it was measured."""
+    edge, alone, timed = summary.cost.get("edge"), summary.edge_alone, summary.latency
+    if edge is None or (alone is None and timed is None):
+        return []
+    told = [f"{edge.bytes:,} bytes sent"]
+    if edge.macs is not None and edge.parameters is not None:
+        told = [f"{edge.macs / 1e6:.3g} M multiply-adds", f"{edge.parameters:,} weights", *told]
+    if timed is not None:
+        told.append(f"{timed.milliseconds:.3g} ms ({timed.processor}, threads: {timed.threads})")
+    if alone is not None:
+        told.append(f"accuracy {alone.accuracy:.3f} without the cloud")
+    adds = ": the cloud adds nothing, the model could run on the device" if cloud_adds_nothing(summary) else ""
+    return [f"edge {summary.name}: {', '.join(told)}{adds}"]
+
+
 COLUMNS = ("run", "verdict", "accuracy", "strongest", "MSE", "SSIM", "bits")
 WORDS = ("run", "verdict", "strongest")
 COLOURS = {"exposed": "red", "traces": "yellow", "hidden": "green", "not established": "magenta"}
@@ -75,7 +92,8 @@ def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
     for summary in summaries:
         table.add_row(*cells(summary))
     console.print(table)
-    lines = [line for summary in summaries for line in accuracy_line(summary) + worst_line(summary)] + further
+    told = (accuracy_line, worst_line, edge_line)
+    lines = [line for summary in summaries for of in told for line in of(summary)] + further
     lines += [f"{s.name}: {name} skipped, {why}" for s in summaries for name, why in s.skipped.items()]
     lines += [line for summary in summaries for line in incomplete(summary)]
     for line in lines:

@@ -188,11 +188,13 @@ def lloyd(block: Block, centre: Tensor, used: Tensor, wanted: Tensor, rounds: in
 
 def cluster(
     block: Block, weight: Tensor, given: Tensor, started: Tensor, draws: list[list[float]],
-    members: int, rounds: int, reseed: bool,
+    members: int, rounds: int, reseed: bool, at_most: Tensor | None = None,
 ) -> Found:  # fmt: skip
     """k-means of a block; one try for each row of random numbers, the best of each class is kept."""
     clusters = given.shape[1]
     allowed = (block.size // members).clamp(1, clusters)  # [c]
+    if at_most is not None:
+        allowed = torch.minimum(allowed, at_most[block.classes].clamp_min(1))
     wanted = torch.arange(clusters, device=allowed.device) < allowed.unsqueeze(1)
     fill = wanted if reseed else wanted & (started | ~(started & wanted).any(1, keepdim=True))
     best = None
@@ -211,11 +213,13 @@ def cluster(
 def kmeans(
     features: Tensor, labels: Tensor, classes: int, clusters: int, *, start: Clusters | None = None,
     weight: Tensor | None = None, members: int = 1, rounds: int = 25, tries: int = 1, reseed: bool = True,
+    at_most: Tensor | None = None,
 ) -> Clusters:  # fmt: skip
     """k-means of every class, [N, d] features -> at most `clusters` centres a class, of at least `members` images on average.
 
-    Seeded by k-means++ (chances times `weight` [N]), the best of `tries`; or going on from `start`, where only clusters of
-    weight 0 are seeded. `reseed`: a cluster that loses all its samples goes to where samples are far from their centres.
+    `at_most` [c] can say for each class that it has fewer. Seeded by k-means++ (chances times `weight` [N]), the best of `tries`;
+    or going on from `start`, where only clusters of weight 0 are seeded. `reseed`: a cluster that loses all its samples goes to
+    where samples are far from their centres.
     """
     keep = measurable(features)
     features, labels = features[keep], labels[keep]
@@ -224,14 +228,15 @@ def kmeans(
     share, variance = features.new_zeros(classes, clusters), features.new_zeros(classes, clusters)
     centre = features.new_zeros(classes, clusters, d)
     draws = torch.rand(1 if start is not None else tries, clusters, dtype=torch.float64).tolist()
+    k = clusters if at_most is None else min(clusters, max(1, int(at_most.max())))  # more than any class has are not worked on
     for block in blocks(features, labels, classes):
-        given, started = given_to(block, start, clusters)
+        given, started = given_to(block, start, k)
         chances = block.mask if weight is None else block.mask * weight[block.rows]
-        found = cluster(block, chances, given, started, draws, members, rounds, reseed)
-        count = membership(found.own, block.mask, clusters).sum(1)
-        share[block.classes] = count / block.size.unsqueeze(1)
-        variance[block.classes] = found.variance
-        centre[block.classes] = found.centre + block.origin
+        found = cluster(block, chances, given, started, draws, members, rounds, reseed, at_most)
+        count = membership(found.own, block.mask, k).sum(1)
+        share[block.classes, :k] = count / block.size.unsqueeze(1)
+        variance[block.classes, :k] = found.variance
+        centre[block.classes, :k] = found.centre + block.origin
     return Clusters(share, centre, variance, torch.bincount(labels, minlength=classes))
 
 
@@ -240,8 +245,8 @@ def given_to(block: Block, start: Clusters | None, clusters: int) -> tuple[Tenso
     c, d = len(block.x), block.x.shape[2]
     if start is None:
         return block.x.new_zeros(c, clusters, d), block.x.new_zeros(c, clusters, dtype=torch.bool)
-    started = start.weight[block.classes] > 0
-    given = start.centre[block.classes].to(block.x.dtype) - block.origin
+    started = start.weight[block.classes, :clusters] > 0
+    given = start.centre[block.classes, :clusters].to(block.x.dtype) - block.origin
     return torch.where(started.unsqueeze(2), given, 0), started
 
 
@@ -311,8 +316,9 @@ def fit(block: Block, start: Mixture, rounds: int, tolerance: float) -> Mixture:
 def mixture(
     features: Tensor, labels: Tensor, classes: int, clusters: int, *, start: Clusters | Mixture | None = None,
     covariance: str = "diagonal", members: int = 1, rounds: int = 50, tries: int = 1, tolerance: float = 1e-3,
+    at_most: Tensor | None = None,
 ) -> Mixture:  # fmt: skip
-    """The Gaussian mixture of every class by EM, [N, d] features -> at most `clusters` components a class.
+    """The Gaussian mixture of every class by EM, [N, d] features -> at most `clusters` components a class, or `at_most` [c].
 
     It starts from the clusters that k-means finds, which in turn may go on from `start` (Clusters); or straight from `start`
     (Mixture), which must know every class that has images.
@@ -323,15 +329,17 @@ def mixture(
     weight, mean = features.new_zeros(classes, clusters), features.new_zeros(classes, clusters, d)
     spread = features.new_zeros(classes, clusters, d, d) if full else features.new_zeros(classes, clusters, d)
     draws = torch.rand(1 if start is not None else tries, clusters, dtype=torch.float64).tolist()
+    k = clusters if at_most is None else min(clusters, max(1, int(at_most.max())))
     for block in blocks(features, labels, classes, extra=clusters * d * d if full else 0):
         if isinstance(start, Mixture):
+            assert at_most is None  # its own number of components stays
             own = start.mean[block.classes] - block.origin
             first = Mixture(start.weight[block.classes], own, start.covariance[block.classes])
         else:
-            given, started = given_to(block, start, clusters)
-            clustered = cluster(block, block.mask, given, started, draws, members, rounds=25, reseed=True)
-            first = maximise(block.x, membership(clustered.own, block.mask, clusters), block.size, full)
+            given, started = given_to(block, start, k)
+            clustered = cluster(block, block.mask, given, started, draws, members, 25, True, at_most)
+            first = maximise(block.x, membership(clustered.own, block.mask, k), block.size, full)
         found = fit(block, first, rounds, tolerance)
-        weight[block.classes], spread[block.classes] = found.weight, found.covariance
-        mean[block.classes] = found.mean + block.origin
+        weight[block.classes, :k], spread[block.classes, :k] = found.weight, found.covariance
+        mean[block.classes, :k] = found.mean + block.origin
     return Mixture(weight, mean, spread)

@@ -1,8 +1,9 @@
 """Conditional-entropy surrogates: how much does z spread within a class, as a loss that pulls it together.
 
     surrogate = build("rate", dim=512, classes=10, sigma=0.1)
-    loss, loss_uniform, diagnostics = surrogate(z, y)
+    loss, loss_uniform, diagnostics = surrogate(z, y, x)
 
+x, the images that z was made of, may be left out for those that measure z alone, which are all but `recall`.
 One file a method, registered in SURROGATES. A method works on all classes of the batch at once: no Python loop runs over
 them, and nothing waits for the device. Letters in these files: b batch, c classes, m samples of a class, d feature dimensions.
 """
@@ -39,6 +40,8 @@ class FeatureSpace:
     """True if the edge bounds z to (0, 1)."""
     batch: int | None = None
     """Images a step; it decides whether classes need a bank where none is asked for. None: 128."""
+    image: tuple[int, ...] | None = None
+    """Shape of an image, channels first; only a surrogate that looks at images needs it."""
 
     def __post_init__(self) -> None:
         check_options(self, "surrogate: ")
@@ -56,7 +59,7 @@ C = TypeVar("C")
 
 
 class Surrogate(nn.Module, Generic[C]):
-    """Base of all surrogates. Call it with float features [b, …] and labels [b]."""
+    """Base of all surrogates. Call it with float features [b, …], labels [b] and, where it asks for them, images [b, c, h, w]."""
 
     warmup: int = 1
     """Epochs before the loss is used, unless the config says otherwise."""
@@ -68,6 +71,8 @@ class Surrogate(nn.Module, Generic[C]):
     """Of its products of float32 matrices in a training with bfloat16; "high" is TF32 on a GPU."""
     needs_noise: bool = False
     """True if it means something only under the channel's own Gaussian noise."""
+    needs_images: bool = False
+    """True if it looks at x, the images that z was made of; `forward` and `after_step` then get them as their last argument."""
     knows_classes: bool = False
     """True if it has statistics of every class from the whole training set, so that it also pulls a sample without company."""
     quantities: ClassVar[Mapping[str, Quantity]] = {}
@@ -82,6 +87,9 @@ class Surrogate(nn.Module, Generic[C]):
             raise UserError(
                 f"surrogate {name!r} needs Gaussian noise (the bound is infinite without); add the defence 'gaussian'"
             )
+        if self.needs_images and space.image is None:
+            name = type(self).__name__.lower()
+            raise UserError(f"surrogate {name!r} looks at images and must know their shape; build it with image=(3, 32, 32), say")
         self.config, self.space = config, space
         self.dim, self.classes, self.sigma = space.dim, space.classes, space.sigma or 0.0
         grouping = config if isinstance(config, GroupConfig) else GroupConfig()
@@ -97,16 +105,28 @@ class Surrogate(nn.Module, Generic[C]):
         hinge = getattr(self, "hinge", None)
         return None if hinge is None else float(hinge.level) - hinge.offset
 
-    def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+    def __call__(self, z: Tensor, y: Tensor, x: Tensor | None = None) -> SurrogateOutput:
         """What it says about a batch. Half precision is measured in float32, also under autocast: variances need the digits."""
         z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+        images = self.asked_images(x)
         if z.is_meta:  # has no autocast
-            return super().__call__(z, y)
+            return super().__call__(z, y, *images)
         with torch.autocast(z.device.type, enabled=False):
-            return super().__call__(z, y)
+            return super().__call__(z, y, *images)
 
-    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        raise NotImplementedError
+    forward: Callable[..., SurrogateOutput]
+    """(z, y), or (z, y, x) of one that needs images."""
+
+    def asked_images(self, x: Tensor | None) -> tuple[Tensor, ...]:
+        """(x,) if it looks at images, which must then be there; else nothing."""
+        if not self.needs_images:
+            return ()
+        if x is None:
+            raise UserError(
+                f"surrogate {type(self).__name__.lower()!r} looks at the images that z was made of; "
+                "pass them: cem.backward(loss, z, y, x=x)"
+            )
+        return (x.detach(),)
 
     def about_the_bank(self) -> str:
         """What a user should know about a bank that was not asked for."""
@@ -152,7 +172,7 @@ class Surrogate(nn.Module, Generic[C]):
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""
 
-    def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         """Called once a training step, after the backward pass, with what forward saw; `finite` is false for a skipped step."""
         if self.bank is not None:
             self.bank.push(self.flat(z), y, finite)
@@ -172,13 +192,16 @@ def filled(config: C, presets: Mapping[str, Mapping[str, Any]]) -> C:
 
 
 def build(
-    name: str, *, dim: int, classes: int, sigma: float | None, batch: int | None = None, **options: Any
+    name: str, *, dim: int, classes: int, sigma: float | None, batch: int | None = None,
+    image: tuple[int, ...] | None = None, **options: Any,
 ) -> Surrogate:  # fmt: skip
     """A surrogate by its registered name, for features of `dim` dimensions under noise of standard deviation `sigma`.
 
     `batch`, the images of a step (128 if not told), decides whether uniform, rate and gated get a bank that is not asked for.
+    `image`, the shape of an image such as (3, 32, 32), is for a surrogate that looks at images.
     """
-    surrogate = SURROGATES[name].make(given={"space": FeatureSpace(dim, classes, sigma, batch=batch)}, **options)
+    space = FeatureSpace(dim, classes, sigma, batch=batch, image=None if image is None else tuple(image))
+    surrogate = SURROGATES[name].make(given={"space": space}, **options)
     if surrogate.unasked:
         warn(surrogate.about_the_bank())
     return surrogate

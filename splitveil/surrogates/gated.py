@@ -22,14 +22,17 @@ which finds no more (docs/surrogates/gated.md). Suggested: strength 4 to 16 at l
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.options import option
-from splitveil.registry import SURROGATES
+from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.attention import effective_samples, relative_entropy
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
+from splitveil.surrogates.shared.attention_entropy import AttentionConfig, Head, guard_for, guard_weights, make_temperatures
+from splitveil.surrogates.shared.bank import Bank
 from splitveil.surrogates.shared.groups import (
     BankByNeedConfig,
     Groups,
@@ -44,6 +47,7 @@ from splitveil.surrogates.shared.groups import (
 )
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 from splitveil.surrogates.shared.quantities import Quantity
+from splitveil.surrogates.shared.remembered import seats_beside, standing_for, variances_beside
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"space": "raw", "gate_objective": "adversarial", "ess_floor": 0.5},
@@ -56,7 +60,7 @@ HIDDEN = 0.95
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig, BankByNeedConfig):
+class Config(HingeConfig, BankByNeedConfig, AttentionConfig):
     preset: Literal["default", "as_written"] = "default"
     """Sets the options that are not given; `as_written` is the method as it was first proposed, which can be cheated."""
     gate_objective: Literal["adversarial", "stopgrad", "cooperative"] | None = None
@@ -109,17 +113,6 @@ def attention(logits: Tensor, mask: Tensor) -> Tensor:
     return logits.masked_fill(mask == 0, -1e30).softmax(1) * mask
 
 
-def effective_samples(a: Tensor) -> Tensor:
-    """1 / sum_m a_m^2, [g, n] -> [g]."""
-    return 1 / a.square().sum(1).clamp_min(1e-30)
-
-
-def relative_entropy(a: Tensor, m: Tensor) -> Tensor:
-    """Entropy over its maximum log m, [g, n] -> [g]; 1 for a class with one sample."""
-    entropy = -torch.xlogy(a, a).sum(1)
-    return torch.where(m > 1, entropy / m.clamp_min(2).to(a.dtype).log(), 1.0)
-
-
 def keep_effective(a: Tensor, equal: Tensor, floor: float) -> Tensor:
     """Mixes a with equal weights until 1 / sum a^2 is `floor` of the class at least: sum (a - 1/m)^2 shrinks with (1 - t)^2."""
     if floor <= 0:
@@ -143,6 +136,23 @@ def hidden(beta: Tensor, penalty: Tensor, honest: Tensor) -> Tensor:
     return torch.where(whole > 0, 1 - (beta * penalty).sum() / whole.clamp_min(1e-12), 0).clamp_min(0)
 
 
+class Attended(NamedTuple):
+    """What the gate makes of a batch."""
+
+    groups: Groups | Seats
+    """Where the samples sit."""
+    equal: Tensor
+    """Equal weights, [g, n]."""
+    logits: Tensor
+    """[g, n]."""
+    a: Tensor
+    """The attention, [g, n]."""
+    both: Tensor
+    """The variance under equal weights and under the attention, [2, g, d], which only z feels."""
+    again: Tensor
+    """The latter again, [g, d], which only the attention feels."""
+
+
 @SURROGATES.register("gated", Config)
 class Gated(Surrogate[Any]):
     """Attention over the samples of a class looks for the worst weighted variance, which the hinge brings down."""
@@ -164,6 +174,7 @@ class Gated(Surrogate[Any]):
         ),
     }  # fmt: skip
     against_collapse = ("preset=default", "gate_objective=adversarial")
+    log_sharpness: Tensor | None  # [1], with the option `temperatures`
 
     def __init__(self, config: Config, space: FeatureSpace) -> None:
         super().__init__(filled(config, PRESETS), space)
@@ -174,9 +185,21 @@ class Gated(Surrogate[Any]):
         self.V = nn.Parameter(nn.Linear(dim, hidden).weight.detach())
         self.U = nn.Parameter(nn.Linear(dim, hidden).weight.detach())
         self.w = nn.Parameter(nn.Linear(hidden, 1).weight.detach()[0])
-        if self.config.gate_objective == "adversarial":
+        adversarial = self.config.gate_objective == "adversarial"
+        if adversarial and self.config.spectral in ("off", "stats"):
             nn.init.zeros_(self.w)  # starts at equal weights
-        self.requires_grad_(self.config.gate_objective != "stopgrad")
+        self.guard = guard_for(self.config, heads=1)
+        guard_weights(self.config, self, ("V", "U"))
+        # And so it does with a norm of its own, unless that is fixed.
+        guard_weights(self.config, self, ("w",), start=0.0 if adversarial else None)
+        self.register_parameter("log_sharpness", None)
+        make_temperatures(self.config, self, heads=1)
+        trained = self.config.gate_objective != "stopgrad"
+        if not trained and (self.config.entropy_penalty != "off" or self.config.temperatures):
+            raise UserError(
+                "surrogate 'gated': gate_objective 'stopgrad' trains nothing; leave entropy_penalty and temperatures off"
+            )
+        self.requires_grad_(trained)
 
     def variances(self, groups: Groups, *weights: Tensor, of: Tensor | None = None) -> Tensor:
         """Variance under each of s weights [g, n], [s, g, d]; `of` takes the place of the groups' samples."""
@@ -191,8 +214,12 @@ class Gated(Surrogate[Any]):
         """[..., g, d] -> [..., g]."""
         return self.hinge(self.summed(variance)).mean(-1)
 
+    def softmax(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """The gate's own weights [g, n], before the floors."""
+        return attention(logits if self.log_sharpness is None else logits * self.log_sharpness.exp(), mask)
+
     def attend(self, logits: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
-        a = attention(logits, mask)
+        a = self.softmax(logits, mask)
         return keep_entropy(keep_effective(a, equal, self.config.ess_floor), equal, self.config.entropy_floor)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -207,56 +234,86 @@ class Gated(Surrogate[Any]):
         plain = torch.nn.functional.layer_norm(groups.x, (self.dim,))
         return self.penalty(self.variances(groups, equal, of=plain)[0])
 
-    def rows(self, z: Tensor, y: Tensor) -> tuple[Tensor, Seats]:
-        """The samples, and where they sit: those of the batch as they come, or with a bank every place of every group."""
-        if self.bank is None:
-            return self.flat(z), self.seated(z, y)
-        x, mask, label, count, overflow, _ = self.grouped(z, y)
-        return x.flatten(0, 1), Seats(mask, label, count, overflow, torch.arange(mask.numel(), device=z.device))
+    def weighted(self, z: Tensor, y: Tensor) -> Attended:
+        """What the gate makes of a batch."""
+        x, seats = self.flat(z), self.seated(z, y)
+        equal = seats.mask / seats.total.clamp_min(1).unsqueeze(1)
+        flat: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
+        logits = placed(flat, seats)
+        a = self.attend(logits, seats.mask, equal)
+        return Attended(seats, equal, logits, a, *flat_variances(x, seats, equal, a))
 
-    def weighted(self, x: Tensor, seats: Seats, equal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The attention [g, n]; the variance under equal weights and under it [2, g, d], which only z feels; the latter again
-        [g, d], which only the attention feels."""
-        logits: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
-        a = self.attend(placed(logits, seats), seats.mask, equal)
-        return a, *flat_variances(x, seats, equal, a)
+    def weighted_with_memory(self, z: Tensor, y: Tensor, bank: Bank) -> Attended:
+        """The same with what is remembered, which trains the gate no more than it pulls the edge."""
+        x, (seats, kept) = self.flat(z), seats_beside(y, self.classes, self.room(len(z))[0], bank, z.dtype)
+        equal = seats.mask / seats.total.clamp_min(1).unsqueeze(1)
+        own: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
+        with torch.no_grad():
+            others = self.logits(torch.nn.functional.layer_norm(kept, (self.dim,)))  # [g, s]
+        logits = torch.cat([placed(standing_for(own, seats), seats)[:, : -bank.size], others], 1)
+        a = self.attend(logits, seats.mask, equal)
+        return Attended(seats, equal, logits, a, *variances_beside(standing_for(x, seats), seats, equal, a, kept))
 
-    def weighted_as_compared(self, groups: Groups, equal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def weighted_as_compared(self, groups: Groups) -> Attended:
         """The same for a cooperative gate, which z feels too, and for statistics of LayerNorm(x)."""
+        equal = groups.mask / groups.total.clamp_min(1).unsqueeze(1)
         cooperative, normalised = self.config.gate_objective == "cooperative", self.norm(groups.x)
         measured = normalised if self.config.space == "normalised" else groups.x
-        a = self.attend(self.logits(normalised if cooperative else normalised.detach()), groups.mask, equal)
+        logits = self.logits(normalised if cooperative else normalised.detach())
+        a = self.attend(logits, groups.mask, equal)
         # Each by itself: in one pass the last bits of the first would depend on the second's weights.
         under_a = self.variances(groups, a if cooperative else a.detach(), of=measured)
-        return a, torch.cat([self.variances(groups, equal), under_a]), self.variances(groups, a, of=measured.detach())[0]
+        again = self.variances(groups, a, of=measured.detach())[0]
+        return Attended(groups, equal, logits, a, torch.cat([self.variances(groups, equal), under_a]), again)
+
+    def heads(self, logits: Tensor, groups: Groups | Seats) -> list[Head]:
+        """The gate as one head: a row for each class, over its samples."""
+        there, rows = groups.mask[None, :, None], (groups.total > 1) & (groups.count > 0)
+        a = self.softmax(logits, groups.mask)[None, :, None]
+        return [Head(a, there, rows.to(logits.dtype).unsqueeze(1), groups.total)]
+
+    def guarded(self, logits: Tensor, groups: Groups | Seats, hides: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The penalty on the attention's entropy, worth 0, which z does not feel; and what the monitor logs."""
+        if self.guard is None:
+            return None, {}
+        told = self.guard.watch(self.heads(logits.detach(), groups), self, hides)
+        if self.config.entropy_penalty == "off":
+            return None, told
+        if isinstance(groups, Groups):
+            logits = self.logits(self.norm(groups.x.detach()))
+        return self.guard.penalty(self.heads(logits, groups)), told
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised"
-        x, groups = (z, self.grouped(z, y)) if compared else self.rows(z, y)
-        total = groups.total
-        equal = groups.mask / total.clamp_min(1).unsqueeze(1)
-        if isinstance(groups, Seats):
-            a, both, again = self.weighted(x, groups, equal)
+        if compared:
+            weighted = self.weighted_as_compared(self.grouped(z, y))
         else:
-            a, both, again = self.weighted_as_compared(groups, equal)
+            weighted = self.weighted(z, y) if self.bank is None else self.weighted_with_memory(z, y, self.bank)
+        groups, equal, logits, a, both, again = weighted
+        total = groups.total
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])
-        penalty = found
-        if self.config.gate_objective == "adversarial":
-            # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
-            climb = self.penalty(again)
-            penalty = torch.maximum(found, uniform) + (climb.detach() - climb)
+        adversarial = self.config.gate_objective == "adversarial"
+        penalty = torch.maximum(found, uniform) if adversarial else found
         self.hinge.note(variance, (total > 1) & (groups.count > 0))
         ess = effective_samples(a.detach()) / total.clamp_min(1)
         honest = uniform.detach() if isinstance(groups, Seats) else self.of_equal_weights(groups, equal, uniform)
         less = found.detach() / honest.clamp_min(1e-12)
         collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (honest > 0))
-        replaced = (less < 1 - 1e-4) & (self.config.gate_objective == "adversarial")
+        replaced = (less < 1 - 1e-4) & adversarial
+        if self.guard is not None and self.guard.alarm is not None:
+            tripped = self.guard.alarm.now()
+            penalty, collapsed, replaced = torch.where(tripped, uniform, penalty), collapsed | tripped, replaced | tripped
+        if adversarial:
+            # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
+            climb = self.penalty(again)
+            penalty = penalty + (climb.detach() - climb)
         beta = betas(groups)
+        held, told = self.guarded(logits, groups, hidden(beta, found.detach(), honest))
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
-            "above_tau": (beta * self.hinge.above(variance).to(x.dtype).mean(1)).sum(),
+            "above_tau": (beta * self.hinge.above(variance).to(a.dtype).mean(1)).sum(),
             "attention_entropy": (beta * relative_entropy(a.detach(), total)).sum(),
             "effective_samples": (beta * ess).sum(),
             "collapsed": share_of_groups(collapsed, groups),
@@ -265,4 +322,10 @@ class Gated(Surrogate[Any]):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput((beta * penalty).sum(), reference, diagnostics)
+        loss = (beta * penalty).sum()
+        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
+
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
+        super().after_step(z, y, finite)
+        if self.guard is not None:
+            self.guard.follow(self, finite)

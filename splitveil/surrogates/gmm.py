@@ -36,6 +36,7 @@ from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.statistics.clustering import Clusters, Mixture, mixture
 from splitveil.statistics.rates import diagonal_rate, log_diagonal
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
+from splitveil.surrogates.shared.auto import AUTO, Auto, counted
 from splitveil.surrogates.shared.groups import GroupConfig, by_class, weighted_moments
 from splitveil.surrogates.shared.quantities import Quantity
 
@@ -51,8 +52,8 @@ LARGEST_FULL = 1024
 
 @dataclass(frozen=True)
 class Config(GroupConfig):
-    components: int = option(5, at_least=1)
-    """Gaussians of a class, at most."""
+    components: int | AUTO = option(5, at_least=1)
+    """Gaussians of a class, at most; auto for as many as each class has modes, 16 at most."""
     covariance: Literal["diagonal", "full"] = "diagonal"
     """Variances of the dimensions, or the tighter bound with the whole covariance (1024 dimensions at most)."""
     refresh: int = option(1, at_least=1)
@@ -168,7 +169,8 @@ class GMM(Surrogate[Config]):
             )
         self.refresh_every = config.refresh
         self.prior = config.prior if config.prior is not None else 4.0 * dim if full else 8.0
-        stored = space.classes, config.components
+        stored = space.classes, counted(config.components)
+        self.auto = Auto(*stored) if config.components == "auto" else None
         self.register_buffer("weight", torch.zeros(stored))  # 0 where there is no component
         self.register_buffer("mean", torch.zeros(*stored, dim))
         self.register_buffer("covariance", torch.zeros(*stored, dim, *[dim] * full))
@@ -177,9 +179,12 @@ class GMM(Surrogate[Config]):
         """EM of every class; the first time from k-means++, then from the means that are there."""
         count = torch.bincount(labels, minlength=self.classes)
         start = Clusters(self.weight, self.mean, self.weight, count) if self.weight.any() else None
-        c = self.config
+        c, most, at_most = self.config, self.weight.shape[1], None
+        if self.auto is not None:
+            at_most, start = self.auto.look(features, labels, start)
         found = mixture(
-            features, labels, self.classes, c.components, start=start, covariance=c.covariance, members=c.members, tries=TRIES
+            features, labels, self.classes, most, start=start, covariance=c.covariance, members=c.members, tries=TRIES,
+            at_most=at_most,
         )  # fmt: skip
         self.weight.copy_(found.weight)
         self.mean.copy_(found.mean)
@@ -198,7 +203,7 @@ class GMM(Surrogate[Config]):
         with torch.no_grad():
             spread = now.covariance if self.config.covariance == "diagonal" else now.covariance.diagonal(dim1=2, dim2=3)
             variance = torch.where(known, (now.weight * spread.mean(2)).sum(1), batch.mean(1))
-            entropy = torch.special.entr(r).sum(2) / log(max(2, self.config.components))  # [g, n]
+            entropy = torch.special.entr(r).sum(2) / log(max(2, self.weight.shape[1]))  # [g, n]
         return Measured(nats, variance, (entropy * mask).sum(1) * known, known)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:

@@ -105,7 +105,7 @@ class Hybrid(Surrogate[Config]):
         centre = mean.new_zeros(self.classes, *mean.shape[1:]).index_add(0, groups.label, mean)
         return Clusters(weight, centre, weight, groups.count)
 
-    def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         self.attention.after_step(z, y, finite)
         self.kmeans.after_step(z, y, finite)
 

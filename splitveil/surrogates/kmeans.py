@@ -41,6 +41,7 @@ from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
 from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
+from splitveil.surrogates.shared.auto import AUTO, Auto, counted
 from splitveil.surrogates.shared.centres import HasCentres
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 from splitveil.surrogates.shared.quantities import Quantity
@@ -64,8 +65,8 @@ class Config(HingeConfig):
 
     preset: Literal["default", "reference", "as_written", "seed002"] = "default"
     """The default, the published code's rule, or the method as it was first proposed (old name: seed002)."""
-    clusters: int | None = option(None, at_least=1)
-    """K, centres of a class; 5, in `reference` 15."""
+    clusters: int | AUTO | None = option(None, at_least=1)
+    """K, centres of a class; 5, in `reference` 15; auto for as many as each class has modes, 16 at most."""
     refresh: int = option(1, at_least=1)
     """Epochs between two refreshes."""
     form: Literal["log", "linear"] = "log"
@@ -86,6 +87,8 @@ class Config(HingeConfig):
     """At a refresh, a class starts anew, by k-means++, if a cluster has more than this multiple of its mean variance; off."""
     variance_clip: float | None = option(None, above=0)
     """Bounds a cluster's variance in a batch by this multiple of the stored one, against outliers; off."""
+    class_weights: Literal["share", "entropy"] = "share"
+    """A class counts by its share of the batch, or by that times exp(-H), H the entropy of its clusters' shares."""
 
 
 def settled(config: Config, bounded: bool) -> Config:
@@ -162,6 +165,12 @@ def clipped(batch: Tensor, stored: Tensor, clip: float | None) -> Tensor:
     return batch if clip is None else torch.where((stored > 0) & (batch > clip * stored), clip * stored, batch)
 
 
+def by_confidence(beta: Tensor, entropy: Tensor) -> Tensor:
+    """[c] shares times exp(-entropy), with the same sum: classes whose samples are in few clusters count more."""
+    weighted = beta * (-entropy).exp()
+    return weighted * (beta.sum() / weighted.sum().clamp_min(1e-30))
+
+
 def without_wide(stored: Clusters, limit: float | None) -> Clusters:
     """The clusters without those of classes of which one is `limit` times as wide as they are on average; they are seeded anew.
 
@@ -194,14 +203,19 @@ class KMeans(HasCentres, Surrogate[Any]):
         self.refresh_every = config.refresh
         self.charges = self.config.charge_modes and self.config.preset == "default" and self.config.form == "log"
         self.scale = space.dim if self.config.distance == "sum" else 1  # times a mean over dimensions
-        self.make_centres(space.classes, self.config.clusters, space.dim)
+        self.make_centres(space.classes, counted(self.config.clusters), space.dim)
+        self.auto = Auto(space.classes, self.weight.shape[1]) if self.config.clusters == "auto" else None
         self.register_buffer("images", torch.zeros((), dtype=torch.int64))  # at the last refresh; 0 before the first
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """k-means of every class; the first time from k-means++, then from the centres that are there."""
         start = without_wide(self.stored(), self.config.variance_limit) if self.images > 0 else None
-        c = self.config
-        found = kmeans(features, labels, self.classes, c.clusters, start=start, tries=TRIES, members=c.members, reseed=c.reseed)
+        c, most, at_most = self.config, self.weight.shape[1], None
+        if self.auto is not None:
+            at_most, start = self.auto.look(features, labels, start)
+        found = kmeans(
+            features, labels, self.classes, most, start=start, tries=TRIES, members=c.members, reseed=c.reseed, at_most=at_most
+        )  # fmt: skip
         self.store(found)
         self.images.fill_(len(features))
 
@@ -276,6 +290,8 @@ class KMeans(HasCentres, Surrogate[Any]):
         beta = known / samples.sum()
         if preset == "reference":
             beta = (known > 0) / (known > 0).sum().clamp_min(1)
+        if self.config.class_weights == "entropy":
+            beta = by_confidence(beta, torch.special.entr(self.weight).sum(1).to(z.dtype))
         loss = torch.where(ready, (beta * value).sum(), over_classes(self.penalty(squares * self.scale), samples))
         uniform, above = (over_classes(each, samples) for each in self.uniform(spread))
 

@@ -24,7 +24,9 @@ from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
 from splitveil.statistics.rates import diagonal_rate, log_diagonal
 from splitveil.surrogates import Surrogate, SurrogateOutput
+from splitveil.surrogates.shared.bank import Bank
 from splitveil.surrogates.shared.groups import BankByNeedConfig, Groups, betas, by_class, skipped_groups, weighted_moments
+from splitveil.surrogates.shared.remembered import together
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,17 @@ class Rate(Surrogate[Config]):
     needs_noise = True
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        if self.config.form == "diagonal" and self.bank is None:
-            return self.of_batch(self.flat(z), y)
+        if self.config.form == "diagonal":
+            return self.of_batch(self.flat(z), y) if self.bank is None else self.with_memory(z, y, self.bank)
         groups = self.grouped(z, y)
-        per_dimension, variance = self.of_groups(groups)
+        per_dimension, variance = self.full(groups)
         beta = betas(groups)
         loss = (beta * per_dimension).sum()
         uniform = loss
         if self.bank is not None:  # what is remembered is not of this z and y
             with torch.no_grad():
                 alone = self.grouped(z, y, remembered=False)
-                uniform = (betas(alone) * self.of_groups(alone)[0]).sum()
+                uniform = (betas(alone) * self.full(alone)[0]).sum()
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
             "bits": (beta * diagonal_rate(variance.detach(), self.sigma)).sum() / log(2),
@@ -79,11 +81,21 @@ class Rate(Surrogate[Config]):
         }
         return SurrogateOutput(loss, loss.detach(), diagnostics)
 
-    def of_groups(self, groups: Groups) -> tuple[Tensor, Tensor]:
-        """Nats a dimension [g], and the variances [g, d]."""
+    def with_memory(self, z: Tensor, y: Tensor, bank: Bank) -> SurrogateOutput:
+        groups = together(self.flat(z), y, self.classes, bank)
+        nats, beta = diagonal_rate(groups.variance, self.sigma), betas(groups)
+        diagnostics = {
+            "variance": by_class(groups.variance.mean(1), groups, self.classes),
+            "bits": (beta * nats.detach()).sum() / log(2),
+            "skipped_classes": skipped_groups(groups),
+        }
+        per_dimension = nats / self.dim
+        uniform = self.equal_weights(z, y, beta, per_dimension, lambda variance: diagonal_rate(variance, self.sigma) / self.dim)
+        return SurrogateOutput((beta * per_dimension).sum(), uniform, diagnostics)
+
+    def full(self, groups: Groups) -> tuple[Tensor, Tensor]:
+        """Nats a dimension [g] of the form full, and the variances [g, d]."""
         _, mean, variance = (part.squeeze(1) for part in weighted_moments(groups.x, groups.mask.unsqueeze(2)))
-        if self.config.form == "diagonal":
-            return diagonal_rate(variance, self.sigma) / self.dim, variance
         spanned = (groups.total - 1).clamp(1, self.dim)
         nats = full_rate_of_groups(groups.x, groups.mask, mean, self.sigma)
         # Float64 still measures what no other form can, and nothing could be done with: such a step is skipped.

@@ -35,20 +35,25 @@ from torch import Tensor, nn
 
 from splitveil.options import option
 from splitveil.statistics.clustering import kmeans
+from splitveil.statistics.number_of_clusters import duplicates
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
+from splitveil.surrogates.shared.attention_entropy import AttentionConfig, Head, guard_for, guard_weights, make_temperatures
+from splitveil.surrogates.shared.auto import AUTO, Auto, counted
 from splitveil.surrogates.shared.centres import HasCentres
 from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_class, share_of_groups, skipped_groups
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
+from splitveil.surrogates.shared.spectral import at_most
 
+SLOTS = 8  # slots that a class may have where their number is auto
 ALIVE = 0.01  # share of a class's samples from which on a slot counts as alive
 DEAD = -1e30  # logit of a slot that does not exist
 LEAST = 30.0  # how far below the largest a logit may be
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig, GroupConfig):
-    slots: int = option(8, at_least=1)
-    """Sub-modes of a class at most."""
+class Config(HingeConfig, GroupConfig, AttentionConfig):
+    slots: int | AUTO = option(8, at_least=1)
+    """Sub-modes of a class at most; auto for as many as each class has modes, 8 at most."""
     slot_dim: int = option(128, at_least=1)
     """Width of the attention; features of more dimensions are projected for it."""
     rounds: int = option(3, at_least=1)
@@ -144,18 +149,23 @@ class SlotAttention(nn.Module):
 class GatedCrossAttention(nn.Module):
     """Samples [g, n, h] look at the slots [g, s, h] of their group; both branches open from tanh(0.1)."""
 
+    log_sharpness: Tensor | None  # [heads], with the option `temperatures`
+
     def __init__(self, h: int, heads: int, wide: int = 2) -> None:
         super().__init__()
         self.to_q, self.to_kv = nn.Linear(h, h, bias=False), nn.Linear(h, 2 * h, bias=False)
         self.out = nn.Linear(h, h, bias=False)
         self.heads, self.norm, self.norm_slots = heads, nn.LayerNorm(h), nn.LayerNorm(h)
         self.ffn = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, wide * h), nn.GELU(), nn.Linear(wide * h, h))
+        self.register_parameter("log_sharpness", None)
         self.alpha_attention, self.alpha_ffn = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
 
     def forward(self, x: Tensor, slots: Tensor, dead: Tensor) -> tuple[Tensor, Tensor]:
         """y [g, n, h], and the attention [g, heads, n, s]."""
         parts = self.to_q(self.norm(x)), *self.to_kv(self.norm_slots(slots)).chunk(2, -1)
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)  # [g, heads, n or s, …]
+        if self.log_sharpness is not None:
+            q = q * self.log_sharpness.exp().view(-1, 1, 1)
         seen = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(dead[:, None, None], DEAD).softmax(-1)
         y = torch.addcmul(x, torch.tanh(self.alpha_attention), self.out((seen @ v).transpose(1, 2).flatten(2)))
         return torch.addcmul(y, torch.tanh(self.alpha_ffn), self.ffn(y)), seen
@@ -175,16 +185,49 @@ class Slots(HasCentres, Surrogate[Config]):
         self.project = nn.Parameter(torch.eye(d) if d <= h else torch.linalg.qr(torch.randn(d, h)).Q.T.contiguous())
         self.attention = self.attention_of(h)
         self.cross = GatedCrossAttention(h, gcd(h, config.heads), config.ffn)
-        self.make_centres(space.classes, config.slots, d)
+        self.guard = guard_for(config, heads=1 + self.cross.heads)
+        self.guard_attention()
+        self.make_centres(space.classes, counted(config.slots, SLOTS), d)
+        self.auto = Auto(space.classes, SLOTS) if config.slots == "auto" else None
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def attention_of(self, h: int) -> SlotAttention:
         return SlotAttention(h, self.config.rounds)
 
+    def guard_attention(self) -> None:
+        """Norms and temperatures of all that makes logits; under a cap beta, which multiplies them, is held at its start."""
+        for name in ("to_q", "to_k"):
+            if hasattr(self.attention, name):
+                guard_weights(self.config, getattr(self.attention, name))
+        guard_weights(self.config, self.cross.to_q)
+        guard_weights(self.config, self.cross.to_kv)  # bounds that of k
+        make_temperatures(self.config, self.cross, self.cross.heads)
+        if self.config.bounded:
+            at_most(self.attention, "log_beta", 0.0)
+
+    def heads(self, r: Tensor, seen: Tensor, groups: Groups) -> list[Head]:
+        """The slots and the heads of the cross attention: a row for each sample, over the slots that exist."""
+        there = (r.detach() > 0).to(r.dtype).unsqueeze(0)  # a share is never 0 where sample and slot exist
+        rows = groups.mask * (groups.count > 0).unsqueeze(1)
+        most = torch.minimum(there[0].amax(1).sum(1), groups.total)  # two samples use two slots at most
+        return [Head(r.unsqueeze(0), there, rows, most), Head(seen.transpose(0, 1) * there, there, rows, most)]
+
+    def guarded(self, r: Tensor, seen: Tensor, groups: Groups) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The penalty on the attention's entropy, worth 0, which z does not feel; and what the monitor logs."""
+        if self.guard is None:
+            return None, {}
+        nothing = r.new_zeros(())  # a finer mixture has less spread inside, and hides none
+        told = self.guard.watch(self.heads(r.detach(), seen.detach(), groups), self, nothing)
+        held = None if self.config.entropy_penalty == "off" else self.guard.penalty(self.heads(r, seen, groups))
+        return held, told
+
     @torch.no_grad()
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """New start centres, from the last ones where there are any."""
-        self.store(kmeans(features, labels, self.classes, self.config.slots, start=self.stored(), members=4))
+        start, at_most = self.stored(), None
+        if self.auto is not None:
+            at_most, start = self.auto.look(features, labels, start)
+        self.store(kmeans(features, labels, self.classes, self.weight.shape[1], start=start, members=4, at_most=at_most))
 
     def views(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """What the attention sees of the samples [g, n, h], the slots it starts from [g, s, h], and which do not exist [g, s]."""
@@ -223,6 +266,8 @@ class Slots(HasCentres, Surrogate[Config]):
         alive = (spread.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)  # slots in use
         collapsed = (alive < 2) & (centres > 1)  # one slot has taken everything
         useless = (centres == 0) | (spread.freedom < 0.5)
+        if self.guard is not None and self.guard.alarm is not None:
+            collapsed = collapsed | self.guard.alarm.now()
         fallback = useless | collapsed | (found > self.rival(spread.equal, groups))
         penalty = torch.where(fallback, uniform, found) + torch.where(useless, 0, climbed - climbed.detach())
         variance = torch.where(fallback.unsqueeze(1), spread.equal, spread.variance)
@@ -238,7 +283,7 @@ class Slots(HasCentres, Surrogate[Config]):
         """The loss with its reference and the diagnostics; the default has no `gates`, which is logged as open ones."""
         self.hinge.note(variance, (groups.total > 1) & (groups.count > 0))
         reference = self.equal_weights(z, y, beta, uniform, lambda variance: self.hinge(variance).mean(1))
-        one, unsure, most = torch.ones_like(beta), doubt(r, groups.mask), log(max(2, self.config.slots))
+        one, unsure, most = torch.ones_like(beta), doubt(r, groups.mask), log(max(2, self.weight.shape[1]))
         averaged = {  # [g] each
             "above_tau": self.hinge.above(variance).to(z.dtype).mean(1),
             "attention_entropy": unsure / most,
@@ -250,6 +295,7 @@ class Slots(HasCentres, Surrogate[Config]):
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
             **dict(zip(averaged, torch.stack([value.to(z.dtype) for value in averaged.values()]) @ beta)),
+            "slots_duplicate": (beta * self.duplicates(r.detach(), groups)).sum(),
             "alpha_attention": torch.tanh(self.cross.alpha_attention.detach()),
             "alpha_ffn": torch.tanh(self.cross.alpha_ffn.detach()),
             "collapsed": share_of_groups(collapsed, groups),
@@ -257,8 +303,15 @@ class Slots(HasCentres, Surrogate[Config]):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput(loss, reference, diagnostics)
+        held, told = self.guarded(r, seen, groups)
+        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
 
-    def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+    def duplicates(self, r: Tensor, groups: Groups) -> Tensor:
+        """[g], slots in use that hold the same samples as another one does."""
+        return duplicates(r, groups.mask, r.sum(1) > ALIVE * groups.total.unsqueeze(1)).to(r.dtype)
+
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         super().after_step(z, y, finite)
         self.calls += 1
+        if self.guard is not None:
+            self.guard.follow(self, finite)

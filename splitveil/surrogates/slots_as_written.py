@@ -176,6 +176,9 @@ class SlotsAsWritten(Slots):
         "slots_alive": Quantity(
             "Slots in use", "mean number a class; should stay well above 1, where a class is measured as a single cloud", "count"
         ),
+        "slots_duplicate": Quantity(
+            "Slots twice", "mean number a class that hold the samples of another; should be near 0", "count"
+        ),
         "slot_information": Quantity(
             "Slot information", "what a sample's slot tells about it, in nats; should rise; at 0 all slots are alike", "count"
         ),
@@ -202,7 +205,7 @@ class SlotsAsWritten(Slots):
             self.refresh_every = config.refresh if config.wait_for_centres else None
             self.norm = nn.LayerNorm(space.dim)
             self.slot_mean, self.slot_log_std = nn.Parameter(torch.randn(h) * h**-0.5), nn.Parameter(torch.zeros(h))
-            self.register_buffer("noise", torch.randn(DRAWS, config.slots, h))
+            self.register_buffer("noise", torch.randn(DRAWS, self.weight.shape[1], h))
         self.register_buffer("told", self.calls.clone(), persistent=False)  # `calls` at the last printed line
         self.statistics: dict[str, Tensor] = {}
 
@@ -220,6 +223,11 @@ class SlotsAsWritten(Slots):
         slots = self.slot_mean + self.slot_log_std.exp() * self.noise[(self.calls % DRAWS).view(1)]  # [1, s, h]
         slots = slots.expand(len(groups.label), -1, -1)
         return self.norm(groups.x) @ self.project.T, slots, torch.zeros_like(slots[..., 0], dtype=torch.bool)
+
+    def guarded(self, r: Tensor, seen: Tensor, groups: Groups) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if self.learned and self.config.entropy_penalty != "off":  # there z feels the attention, and must not feel the penalty
+            r, _, seen = self.shares(groups._replace(x=groups.x.detach()))
+        return super().guarded(r, seen, groups)
 
     def gated_penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
@@ -264,11 +272,15 @@ class SlotsAsWritten(Slots):
         share = found.detach() / uniform.detach().clamp_min(1e-12)
         alive = (spread.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)
         collapsed, fallback = self.judged(groups, alive, opening, share, spread.freedom)
+        tripped = self.guard.alarm.now() if self.guard is not None and self.guard.alarm is not None else None
         if self.config.preset == "as_written":
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
             fallback = fallback | (found > self.rival(variance, groups))
             penalty = torch.where(fallback, uniform, found)
+        if tripped is not None:
+            collapsed, fallback = collapsed | tripped, fallback | tripped
+            penalty = torch.where(tripped, uniform, penalty)
         if on_z:
             variance = torch.where(fallback.unsqueeze(1), variance, spread.variance)
         weight = class_gate(groups.count, self.classes) if self.config.class_gate else torch.ones_like(groups.count)
@@ -280,7 +292,7 @@ class SlotsAsWritten(Slots):
         self.statistics = output.diagnostics
         return output
 
-    def after_step(self, z: Tensor, y: Tensor, finite: Tensor) -> None:
+    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         super().after_step(z, y, finite)
         if z.device.type == "cpu" and first_process():  # a CPU has nobody to wait for
             self.tell()

@@ -15,8 +15,10 @@ from torch import Tensor
 from splitveil.registry import SURROGATES
 from splitveil.statistics.by_class import class_moments, over_classes, skipped
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
-from splitveil.surrogates.shared.groups import BankByNeedConfig, betas, by_class, skipped_groups, weighted_moments
+from splitveil.surrogates.shared.bank import Bank
+from splitveil.surrogates.shared.groups import BankByNeedConfig, betas, by_class, skipped_groups
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
+from splitveil.surrogates.shared.remembered import together
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Uniform(Surrogate[Config]):
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         if self.bank is not None:
-            return self.with_memory(z, y)
+            return self.with_memory(z, y, self.bank)
         count, _, variance = class_moments(self.flat(z), y, self.classes)
         loss = over_classes(self.penalty(variance), count)
         self.hinge.note(variance, count > 1)
@@ -51,15 +53,14 @@ class Uniform(Surrogate[Config]):
         }
         return SurrogateOutput(loss, loss.detach(), diagnostics)
 
-    def with_memory(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        groups = self.grouped(z, y)
-        variance, beta = weighted_moments(groups.x, groups.mask.unsqueeze(2)).variance.squeeze(1), betas(groups)
+    def with_memory(self, z: Tensor, y: Tensor, bank: Bank) -> SurrogateOutput:
+        groups = together(self.flat(z), y, self.classes, bank)
+        variance, beta = groups.variance, betas(groups)
         penalty = self.penalty(variance)
         self.hinge.note(variance, (groups.total > 1) & (groups.count > 0))
         diagnostics = {
             "variance": by_class(variance.mean(1), groups, self.classes),
             "above_tau": (beta * self.hinge.above(variance).to(z.dtype).mean(1)).sum(),
             "skipped_classes": skipped_groups(groups),
-            "overflow": groups.overflow,
         }
         return SurrogateOutput((beta * penalty).sum(), self.equal_weights(z, y, beta, penalty, self.penalty), diagnostics)

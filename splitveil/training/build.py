@@ -60,6 +60,6 @@ def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.nd
         sigma = c.sigma
     dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
     largest = float(np.bincount(labels).max() / len(labels))
-    space = FeatureSpace(dim, classes, sigma, largest, channel.bounds_z, config.train.batch)
+    space = FeatureSpace(dim, classes, sigma, largest, channel.bounds_z, config.train.batch, tuple(model.x_shape))
     options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
     return CEM(entry.make_from(c.surrogate, space=space), **options, sigma=channel.noise_std)

@@ -35,6 +35,7 @@ from splitveil.training.forward_pass import features_of, run_pass
 from splitveil.training.health import check_health, task_warnings, tell, warnings_of
 from splitveil.training.step import Means, Stepper, assemble, compiles_steps
 from splitveil.training.tensorboard import show, tensorboard
+from splitveil.training.warm_start import warm_start
 
 PATIENCE = 30.0
 """Seconds between two checkpoints, unless `checkpoint_every` says otherwise."""
@@ -99,8 +100,11 @@ class Training(Stepper):
         check_batch(config.batch, len(splits.task), world)
         if parts.cem is not None and parts.cem.config.growth is not None and world > 1:
             raise UserError("cem.growth needs the validation accuracy in every process, which only the first has; leave it out")
+        if parts.cem is not None and parts.cem.config.growth is not None and splits.validation is splits.official_test:
+            raise UserError("cem.growth would go by test images, as splits.validation is 0; give it some, or leave growth out")
         self.run, self.rank, self.seed = run, rank, run.config.seed
         self.task, self.validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
+        self.auxiliary = splits.auxiliary
         self.first, self.best, leaves = restore(parts, run)
         super().__init__(parts, config, Feed(self.task, config.batch, config.augment, rank, world), device, world)
         restore_optimizer(self.optimizer, below(leaves, "optimizer"))
@@ -146,6 +150,8 @@ class Training(Stepper):
         """Bring everything to the start of an epoch; true if the step has changed, so that it must be recorded anew."""
         config, seed, cem = self.config, self.seed, self.parts.cem
         self.began, self.lr = time.perf_counter(), learning_rate(config, epoch)
+        if epoch == 0 and self.parts.channel.warm_start:
+            warm_start(self.parts, DeviceImages(self.auxiliary, self.device), config.batch, seed, show=self.rank == 0)
         replaced = self.parts.channel.on_epoch(epoch, self.parts.model)
         if replaced:
             self.pipeline, self.optimizer = assemble(self.parts, config, self.world)

@@ -98,7 +98,7 @@ def train_step(
 ) -> Tensor:  # fmt: skip
     """Make one step and return z."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y))
+        z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y, x=x))
     batch = Batch(x, z, sent, y)
     penalties = channel.penalties(batch)
     loss = task + sum(penalties) if penalties else task
@@ -106,7 +106,7 @@ def train_step(
     if cem is None:
         loss.backward()
     else:
-        cem.backward(loss, z, y)
+        cem.backward(loss, z, y, x=x)
     optimizer.step()
     channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
     values = {"loss": task, "train_accuracy": accuracy}

@@ -5,13 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cropped import CPU, Unrelated, attacked, crops
 from torch import nn
 
 from splitveil import attacks, defences
-from splitveil.attacks.decoder import Average, Decoder, distance, find_prototypes, size_of
+from splitveil.attacks.decoder import Decoder, distance, size_of
 from splitveil.attacks.mean_image import mean_of
+from splitveil.attacks.shared.average import Average
 from splitveil.attacks.shared.fitting import held_out
 from splitveil.attacks.shared.inverse_network import join, loses_entries, pool, share_seen
+from splitveil.attacks.shared.prototypes import find_prototypes
 from splitveil.attacks.threat import Access, Observation, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
@@ -22,8 +25,6 @@ from splitveil.metrics.image import mse, psnr, ssim
 from splitveil.models.decoder import res_decoder
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
-
-CPU = torch.device("cpu")
 
 
 @cache
@@ -123,27 +124,6 @@ def test_n_and_c_are_the_number_and_the_width_of_the_blocks() -> None:
     assert widths == {16, 3}
 
 
-def crops(first: int, last: int, size: int = 16) -> DeviceImages:
-    """The middle of the bundled images."""
-    part, edge = fashion().train, (32 - size) // 2
-    middle = part.images[first:last, :, edge : edge + size, edge : edge + size]
-    return DeviceImages(ImageSet(np.ascontiguousarray(middle), part.labels[first:last], part.classes), CPU)
-
-
-def attacked(
-    attack: attacks.Attack, edge: nn.Module, channel: Channel, own: DeviceImages, private: DeviceImages,
-    cloud: nn.Module | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """What it makes of private images, and these."""
-    x = private.take(slice(None))
-    with torch.no_grad():
-        z_shape = tuple(edge(x[:1]).shape[1:])
-    victim = SplitModel(edge, cloud or nn.Flatten(), z_shape, tuple(x.shape[1:]))
-    attack.fit(grant(attack.requires, victim, channel, own, CPU, 0))
-    ((_, observation),) = observe(victim, channel, private, attack.requires, torch.Generator().manual_seed(7))
-    return attack.reconstruct(observation), x
-
-
 def small(**options: Any) -> attacks.Attack:
     return attacks.build("decoder", **{"blocks": 0, "width": 8, "epochs": 1, "batch": 32, "lr": 1e-2, **options})
 
@@ -151,13 +131,6 @@ def small(**options: Any) -> attacks.Attack:
 def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
     rebuilt, x = attacked(small(epochs=9, batch=16), nn.Identity(), Channel(), crops(0, 256), crops(1000, 1050))
     assert psnr(rebuilt, x).mean() > 25
-
-
-class Unrelated(nn.Module):
-    """Features that are noise."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.randn(len(x), 4, 4, 4)
 
 
 def test_from_noise_it_is_no_better_than_the_mean_image() -> None:
@@ -272,7 +245,7 @@ def test_from_the_proxy_decoder_it_takes_size_and_weights() -> None:
     assert size_of(proxy) == (3, 4)
     for options, same in (({}, True), ({"mask": True}, False)):
         start = small(proxy=True, **options).start(  # type: ignore[attr-defined]
-            grant(Decoder.requires, victim, channel, images(0, 8), CPU, 0)
+            grant(Decoder.requires, victim, channel, images(0, 8), CPU, 0), seed=0
         )
         own = start.net.state_dict()
         assert list(own) == list(proxy)

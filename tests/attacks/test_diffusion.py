@@ -30,6 +30,7 @@ from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse
+from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -264,3 +265,20 @@ def test_its_strength_of_guidance_does_not_depend_on_the_scale_of_the_features()
 def test_three_own_images_are_enough_to_start_with() -> None:
     attack = built(epochs=1, guidance=None, steps=2).fit(access(own=images(0, 120, 40)))
     assert attack.reconstruct(Observation(torch.rand(2, 1, 1, 8, 8))).shape == (2, 1, 8, 8)
+
+
+def test_it_begins_with_the_answer_of_a_decoder_that_is_given_and_learns_from_the_same_images() -> None:
+    decoder = attacks.build("decoder", blocks=0, width=4, epochs=1, batch=64)
+    decoder.fit(access())
+    attack = built(epochs=1, start="decoder", improves="decoder", samples=2, tune=4)
+    with pytest.raises(UserError, match="which only a list of attacks can give"):
+        attack.fit(access())
+    with pytest.raises(UserError, match="improves a decoder that sees no more than itself"):
+        attack.improve(attacks.build("decoder", logits=True))
+    with pytest.raises(UserError, match="start is 'noise'"):
+        built(improves="decoder")
+    attack.improve(decoder)
+    attack.fit(access())
+    assert attack.decoder_ is decoder
+    assert len(attack.losses_) == 1
+    assert attack.reconstruct(Observation(private().unsqueeze(1))).shape == private().shape

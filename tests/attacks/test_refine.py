@@ -15,6 +15,7 @@ from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
 from splitveil.metrics.image import mse, psnr
+from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CPU = torch.device("cpu")
@@ -83,6 +84,30 @@ def test_the_gain_of_many_draws_over_one_is_told_of_the_error_on_own_images(monk
     noisy = fitted(nn.Identity(), (1, 32, 32), Channel([defences.build("gaussian", sigma=0.1)]))
     assert noisy.facts_["eot_gain"] == noisy.eot_gain_ == pytest.approx(0.75)
     assert fitted(nn.Identity(), (1, 32, 32)).eot_gain_ == 0  # nothing is drawn
+
+
+def test_it_improves_a_decoder_that_is_given_on_the_images_that_one_held_out() -> None:
+    _, private = bundled()
+    own = bundled()[0]
+    model = SplitModel(nn.Identity(), nn.Flatten(), (1, 32, 32), (1, 32, 32)).eval()
+    options = {"blocks": 0, "width": 4, "epochs": 1, "batch": 64, "lr": 5e-3}
+    decoder, several = attacks.build("decoder", **options), attacks.build("decoder", repeats=4)
+    decoder.fit(grant(decoder.requires, model, Channel(), own, CPU, 0))
+    attack = attacks.build("refine", improves="decoder", steps=80, own=4, lr=5e-2)
+    assert isinstance(attack, Refine)
+    access = grant(attack.requires, model, Channel(), own, CPU, 0)
+    with pytest.raises(UserError, match="which only a list of attacks can give"):
+        attack.fit(access)
+    with pytest.raises(UserError, match="refine improves a decoder that sees no more than itself"):
+        attack.improve(several)
+    attack.improve(decoder)
+    attack.fit(access)
+    assert attack.decoder is decoder
+    out = decoder.hold_out(access)[1].take(slice(0, 4))  # type: ignore[attr-defined]
+    assert attack.facts_["decoder_mse"] == pytest.approx(
+        mse(decoder.reconstruct(Observation(out.unsqueeze(1))), out).mean().item()
+    )
+    assert psnr(attack.reconstruct(Observation(private.unsqueeze(1))), private).min() > 30
 
 
 def test_it_can_descend_the_mean_over_draws() -> None:

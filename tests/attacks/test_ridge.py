@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import attacks, defences
+from splitveil.attacks import ridge
 from splitveil.attacks.ridge import error, no_samples, solve
 from splitveil.attacks.threat import Observation, grant
 from splitveil.channel import Channel
@@ -147,3 +148,44 @@ def test_constant_features_are_answered_with_the_mean_image() -> None:
     expected = images.images.double().mean(0).div(255).float()
     rebuilt = attack.reconstruct(Observation(torch.full((2, 1, 1024), 3.0)))
     torch.testing.assert_close(rebuilt, expected.expand(2, 1, 32, 32), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_of_large_images_it_mixes_the_attacker_s_to_what_the_matrix_gives(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all pixels asked for alpha it is the same regression, once as a matrix and once as shares of images, in parts."""
+    images, private = bundled()
+    channel = Channel([defences.build("gaussian", sigma=sigma)] if sigma else [])
+    edge = nn.Sequential(nn.Conv2d(1, 3, 4, stride=4), nn.Flatten())
+    torch.manual_seed(0)
+    with torch.no_grad():
+        z = channel.send(edge(private), private, torch.Generator().manual_seed(1)).unsqueeze(1)
+    matrix = fitted(edge, channel, images, (192,))
+    monkeypatch.setattr(ridge, "KEPT", 0)
+    monkeypatch.setattr(ridge, "ROWS", 400)
+    monkeypatch.setattr(ridge, "COLUMNS", 300)
+    mixture = fitted(edge, channel, images, (192,))
+    assert (type(matrix.inverse_), type(mixture.inverse_)) == (ridge.Matrix, ridge.Mixture)  # type: ignore[attr-defined]
+    torch.testing.assert_close(mixture.reconstruct(Observation(z)), matrix.reconstruct(Observation(z)), rtol=0, atol=1e-4)
+
+
+def test_a_sample_of_pixels_chooses_the_regularisation_of_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, private = bundled()
+    channel = Channel([defences.build("gaussian", sigma=0.5)])
+    z = channel.send(private.flatten(1)[:, ::4], private, torch.Generator().manual_seed(1)).unsqueeze(1)
+    every = fitted(Every(4), channel, images, (256,))
+    monkeypatch.setattr(ridge, "KEPT", 0)
+    monkeypatch.setattr(ridge, "PIXELS", 100)
+    some = fitted(Every(4), channel, images, (256,))
+    errors = [mse(attack.reconstruct(Observation(z)), private).mean().item() for attack in (every, some)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.02)
+
+
+class Every(nn.Module):
+    """Sends every n-th pixel."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :: self.n]

@@ -109,13 +109,14 @@ def test_a_seed_gives_the_same_queries_again() -> None:
 
 def test_the_threat_model_is_told_in_words_and_every_field_counts() -> None:
     base = ThreatModel()
-    yes = dict.fromkeys(("encoder_weights", "architecture", "cloud_weights", "labels", "captured"), True)
-    other = ThreatModel(**yes, queries=False, channel=False, auxiliary="none", elsewhere="cifar10", observations=4)  # type: ignore[arg-type]
+    yes = dict.fromkeys(("encoder_weights", "architecture", "cloud_weights", "labels", "captured", "near_duplicates"), True)
+    no = dict.fromkeys(("queries", "channel", "any_image"), False)
+    other = ThreatModel(**yes, **no, auxiliary="none", elsewhere="cifar10", observations=4)  # type: ignore[arg-type]
     for field in vars(base):
         changed = replace(base, **{field: getattr(other, field)})
         differing = {key for key, words in base.describe().items() if changed.describe()[key] != words}
         assert len(differing) == 1, field
-    assert other.describe()["releases of one image"] == "4"
+    assert other.describe()["releases of one image"] == "4, of near-duplicates"
 
 
 @pytest.mark.parametrize("kind", ["other", "same set"])
@@ -135,7 +136,7 @@ def test_who_needs_the_classes_of_own_images(threat: ThreatModel, expected: bool
 
 THREATS = st.builds(
     ThreatModel, *[st.booleans()] * 5, st.sampled_from(OWN_IMAGES), st.sampled_from(["", "cifar10"]), *[st.booleans()] * 2,
-    observations=st.integers(1, 64),
+    observations=st.integers(1, 64), near_duplicates=st.booleans(),
 )  # fmt: skip
 
 

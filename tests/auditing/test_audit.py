@@ -130,12 +130,12 @@ def test_every_suite_s_attacks_work_on_images_that_are_not_square() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(96, 3))
     small = {"blocks": 0, "width": 4, "epochs": 1}
     attacks = [
-        "mean_image", "class_mean", "nearest", "ridge", {"name": "decoder", **small},
+        "mean_image", "class_mean", "code_mean", "nearest", "ridge", {"name": "decoder", **small},
         {"name": "refine", "steps": 4, "own": 4, **small}, {"name": "rmle", "steps": 4, "own": 4},
         {"name": "gan", "critic_steps": 1, **small}, {"name": "fora", "iterations": 3, **small},
         {"name": "shadow", "shadow_epochs": 1, **small}, {"name": "sdar", "iterations": 3, "blocks": 0, "width": 4},
         {"name": "unsplit", "rounds": 1, "steps": 2}, {"name": "deep_prior", "steps": 3},
-        {"name": "diffusion", "epochs": 1, "steps": 2},
+        {"name": "diffusion", "epochs": 1, "steps": 2}, {"name": "burst", "frames": 2, **small},
     ]  # fmt: skip
     report = splitveil.audit(net, "0", private=(images[:30], labels[:30]), attacker=(images[30:], labels[30:]), attacks=attacks)
     assert len(report.attacks) == len(attacks) == len(splitveil.registry.ATTACKS.names())

@@ -49,7 +49,7 @@ def test_a_trained_defence_brings_what_it_learned() -> None:
     assert torch.equal(sent, trained.library) and sent is not trained.library  # type: ignore[arg-type]
 
 
-TRAINED = {"adversarial", "bottleneck", "disco", "pruning", "shredder", "sparse_coding", "vib"}
+TRAINED = {"adversarial", "bottleneck", "disco", "finite_code", "pruning", "shredder", "sparse_coding", "vib"}
 
 
 @pytest.mark.parametrize("name", sorted(set(DEFENCES.names()) - {"adversarial_noise"}))  # which needs `adversarial` before it

@@ -39,7 +39,7 @@ def test_every_surrogate_has_its_cost_measured(tmp_path: Path, capsys: pytest.Ca
     for name in SURROGATES.names():
         assert f"\n {name} " in printed
         assert {(what, name, 32, c) for what in ("step", "loop") for c in (4, 40)} <= cells
-        if build(name, dim=4, classes=2, sigma=0.1).refresh_every:
+        if build(name, dim=4, classes=2, sigma=0.1, image=(1, 8, 8)).refresh_every:
             assert ("refresh", name, 32, 4) in cells
     assert {what for what, *_ in cells} == set(WITHOUT_CUDA)
     for row in table["rows"]:

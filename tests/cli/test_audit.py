@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from in_process import exit_code
+from PIL import Image
 from small_net import Normalised, attacker, private, trained_net
 
 import splitveil
@@ -44,12 +46,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 DATA = ["--data", "npz", "--data.path", "images.npz", "--attacks", "mean_image,ridge"]
 
 
-def exit_code(*words: str) -> int:
-    try:
-        main(["audit", *words])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+def audit(*words: str) -> object:
+    return exit_code("audit", *words)
 
 
 @pytest.mark.parametrize("weights", ["net.safetensors", "net.pt"])
@@ -66,15 +64,15 @@ def test_a_model_with_its_weights_is_audited_and_a_condition_decides_the_exit_co
         "gaussian",
         "--defences.0.sigma=0.1",
     ]
-    assert exit_code(*words, "--fail-if", "mse<0.0", "--fail-if", "accuracy<0.5") == 0
+    assert audit(*words, "--fail-if", "mse<0.0", "--fail-if", "accuracy<0.5") == 0
     summary = read_summary(here / "audit")
     assert set(summary.attacks) == {"mean_image", "ridge"} and summary.defences == ("gaussian",) and summary.sigma == 0.1
     assert (here / "audit" / "report.html").exists()
-    assert exit_code(*words, "--fail-if", "mse>0") == 3
+    assert audit(*words, "--fail-if", "mse>0") == 3
 
 
 def test_it_is_the_call_from_python(here: Path) -> None:
-    assert exit_code("--model", "nets:trained", "--at", "stem", *DATA, "--out", "mine", "--splits.task", "0.2") == 0
+    assert audit("--model", "nets:trained", "--at", "stem", *DATA, "--out", "mine", "--splits.task", "0.2") == 0
     own, summary = attacker(), read_summary(here / "mine")
     assert summary.splits["test"].images == 120 and summary.splits["auxiliary"].images == 0.45 * len(own[0])
     called = splitveil.audit(trained_net(), "stem", private=private(), attacker=own, attacks=["mean_image"])
@@ -82,8 +80,8 @@ def test_it_is_the_call_from_python(here: Path) -> None:
 
 
 def test_an_edge_and_pairs_are_audited(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("--edge", "nets:edge", *DATA, "--out", "a") == 0
-    assert exit_code("--pairs", "sent.npz", "--attacks", "ridge", "--out", "b") == 0
+    assert audit("--edge", "nets:edge", *DATA, "--out", "a") == 0
+    assert audit("--pairs", "sent.npz", "--attacks", "ridge", "--out", "b") == 0
     assert read_summary(here / "b").z_shape == (1, 4, 4)
     told = capsys.readouterr()
     assert "not checked: whitebox-weaker, only pairs are known, not the edge's weights" in " ".join(told.err.split())
@@ -112,31 +110,31 @@ WRONG = {
 
 @pytest.mark.parametrize(("words", "message"), WRONG.items(), ids=range(len(WRONG)))
 def test_a_mistake_is_one_line_and_exit_code_2(here: Path, words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(*words.split()) == 2
+    assert audit(*words.split()) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
 
 
 def test_weights_that_are_a_pickle_of_objects_are_not_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(Normalised(), "whole.pt")
-    assert exit_code("--model", "nets:fresh", "--weights", "whole.pt", *DATA) == 2
+    assert audit("--model", "nets:fresh", "--weights", "whole.pt", *DATA) == 2
     assert "whole.pt is no state dict of tensors alone" in capsys.readouterr().err
 
 
 def test_help_shows_the_flags_of_an_audit_and_none_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("--data", "folder", "--help") == 0
+    assert audit("--data", "folder", "--help") == 0
     told = capsys.readouterr().out
     assert "--onnx" in told and "--data.size" in told and "--seed" in told and "--fail-if" in told
     assert "--train.lr" not in told and "--cem" not in told
 
 
 def test_a_weaker_list_in_the_same_folder_does_not_make_a_condition_pass(here: Path) -> None:
-    assert exit_code("--edge", "nets:edge", *DATA, "--out", "a") == 0
+    assert audit("--edge", "nets:edge", *DATA, "--out", "a") == 0
     found = read_summary(here / "a").attacks
     condition = f"mse<{(found['ridge'].mse + found['mean_image'].mse) / 2}"
     weaker = ["--data", "npz", "--data.path", "images.npz", "--attacks", "mean_image", "--out"]
-    assert exit_code("--edge", "nets:edge", *weaker, "b", "--fail-if", condition) == 0
-    assert exit_code("--edge", "nets:edge", *weaker, "a", "--fail-if", condition) == 3
+    assert audit("--edge", "nets:edge", *weaker, "b", "--fail-if", condition) == 0
+    assert audit("--edge", "nets:edge", *weaker, "a", "--fail-if", condition) == 3
     assert read_summary(here / "a").attacks.keys() == {"mean_image", "ridge"}
 
 
@@ -144,7 +142,54 @@ def test_weights_may_be_a_link_and_a_model_that_cannot_be_made_is_one_line(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("link.safetensors").symlink_to("net.safetensors")
-    assert exit_code("--model", "nets:fresh", "--weights", "link.safetensors", "--at", "stem", *DATA) == 0
+    assert audit("--model", "nets:fresh", "--weights", "link.safetensors", "--at", "stem", *DATA) == 0
     capsys.readouterr()
-    assert exit_code("--model", "nets:edge", *DATA) == 2
+    assert audit("--model", "nets:edge", *DATA) == 2
     assert "nets:edge() fails" in capsys.readouterr().err
+
+
+@pytest.fixture
+def folders(here: Path) -> Path:
+    """mine/ and theirs/, each with one folder a class."""
+    for name, (images, labels) in (("mine", private()), ("theirs", attacker())):
+        for i, (image, label) in enumerate(zip(images, labels)):
+            (here / name / str(label)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(here / name / str(label) / f"{i:04d}.png")
+    return here
+
+
+@pytest.mark.usefixtures("folders")
+def test_two_folders_of_images_are_the_private_and_the_attacker_s() -> None:
+    sizes = ["--data.size", str(private()[0].shape[2]), "--data.grey", "--attacks", "mean_image,ridge"]
+    assert audit("--model", "nets:trained", "--at", "stem", "--private", "mine", "--attacker", "theirs", *sizes) == 0
+    by_class = [np.argsort(labels, kind="stable") for _, labels in (private(), attacker())]
+    sorted_sets = [(images[order], labels[order]) for (images, labels), order in zip((private(), attacker()), by_class)]
+    expected = splitveil.audit(
+        trained_net(), "stem", private=sorted_sets[0], attacker=sorted_sets[1], attacks=["mean_image", "ridge"]
+    )
+    found = read_summary(Path("audit"))
+    assert (found.accuracy, found.worst_case) == (expected.accuracy, expected.worst_case)
+
+
+@pytest.mark.usefixtures("folders")
+def test_a_folder_without_classes_has_no_labels_and_is_halved_without_an_attacker_s() -> None:
+    words = ["--data.size", str(private()[0].shape[2]), "--data.grey", "--attacks", "mean_image,nearest"]
+    assert audit("--edge", "nets:edge", "--private", "mine/0", *words) == 0
+    assert np.isnan(read_summary(Path("audit")).accuracy)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--attacker", "theirs"], "name that of the private ones by --private"),
+        (["--private", "nowhere"], "nowhere is not a folder"),
+        (["--private", "mine", "--data", "fashion"], "leave --data out"),
+        (["--private", "mine", "--data.path", "mine"], "leave --data.path out"),
+        (["--private", "mine/0/0000.png"], "is not a folder"),
+    ],
+)
+@pytest.mark.usefixtures("folders")
+def test_mistakes_with_folders_are_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit("--edge", "nets:edge", *words) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gated import stopped_at
 from in_process import Cli, Outcome
 from safetensors.torch import load, save
 
@@ -304,6 +305,31 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
         assert splitveil("attack", old_folder).code == 130
     file.write_bytes(before)
     assert refused(splitveil("evaluate", old_folder), "mean_image-0 has no attack on these weights")
+
+
+def test_a_measured_run_is_reported_also_without_its_weights_and_the_report_says_so(splitveil: Cli, run_folder: Path):
+    assert splitveil("attack", run_folder, "--only", "--attacks", "mean_image").code == 0
+    assert splitveil("evaluate", run_folder).code == 0
+    shutil.rmtree(run_folder / "weights")
+    outcome = splitveil("report", run_folder)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "has no weights in its folder any more" in (run_folder / "report.html").read_text()
+
+
+def test_only_runs_what_it_names_and_a_list_that_was_begun_does_not_shrink(splitveil: Cli, run_folder: Path):
+    with stopped_at("decoder"):
+        assert splitveil("attack", run_folder, "--attacks", "mean_image,decoder", "--only").code == 130
+    before = Run.open(run_folder).config.attacks
+    assert splitveil("attack", run_folder, "--attacks", "class_mean", "--only").code == 0
+    assert Run.open(run_folder).config.attacks == (*before, ATTACKS["class_mean"].config())
+    assert sorted(p.name for p in (run_folder / "attacks").iterdir()) == ["class_mean-0", "mean_image-0"]
+    assert refused(splitveil("evaluate", run_folder), "decoder-0 has no attack on these weights")
+    assert splitveil("evaluate", run_folder, "--fail-if", "ssim>0.9999").code == 3
+    listed = Run.open(run_folder).config.attacks
+    for folder in (run_folder / "attacks").iterdir():
+        (folder / "attack.json").write_text("damaged")
+    splitveil("attack", run_folder, "--attacks", "nearest", "--only")
+    assert Run.open(run_folder).config.attacks[: len(listed)] == listed
 
 
 def test_attacks_may_be_chosen_for_a_trained_run_and_keep_their_options(splitveil: Cli, run_folder: Path):

@@ -27,7 +27,10 @@ from splitveil.models import build_model
 from splitveil.registry import ATTACKS, DEFENCES, MODELS
 from splitveil.split_model import SplitModel
 
-every_attack = pytest.mark.parametrize("name", ATTACKS.names())
+STRONG = {"net": "unet", "augment": True, "members": 2, "width": 4, "epochs": 2, "batch": 64, "ema": 0.9, "probe": True}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"decoder-strong": ("decoder", STRONG)}
+"""Further forms of a method that share little with its usual one, with options that make them small."""
+every_attack = pytest.mark.parametrize("name", [*ATTACKS.names(), *VARIANTS])
 CPU = torch.device("cpu")
 DIGGING = r"__closure__|cell_contents|\bgc\b|\binspect\b|(access|query|architecture)\._"
 """How an attack would get at memory that its Access does not show."""
@@ -54,6 +57,9 @@ def granted(attack: Attack, own: DeviceImages | None = None) -> Access:
 
 
 def quick(name: str, seed: int) -> Attack:
+    if name in VARIANTS:
+        method, options = VARIANTS[name]
+        return build(method, seed=seed, **options)
     return build(name, seed=seed, **ATTACKS[name].build.quick)  # type: ignore[attr-defined]
 
 

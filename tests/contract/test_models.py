@@ -1,5 +1,7 @@
 """What every registered model must do. A new one is tested here without a line added."""
 
+from dataclasses import fields
+
 import pytest
 import safetensors.torch
 import torch
@@ -11,7 +13,9 @@ from splitveil.split_model import SplitModel, cut_stages
 
 every_model = pytest.mark.parametrize("name", MODELS.names())
 FRUGAL = "stem block1 down1 block2 down2 block3 down3 last tail*2"
+ATTENTIVE = "stem block1 down1 block2 down2 {} tail*2"
 STAGES = {
+    "attentive": ATTENTIVE.format("attend*2 last"), "slot_bottleneck": ATTENTIVE.format("slots"),
     "mobilenetv2": "stem block*17 last", "resnet18": "stem block*8", "resnet20": "stem block*9", "resnet32": "stem block*15",
     "separable": FRUGAL, "small": "conv*4", "thin": FRUGAL, "vgg11": "conv*8", "vgg13": "conv*10", "vgg16": "conv*13",
     "vit": "patches block*6",
@@ -80,3 +84,13 @@ def test_a_seed_gives_the_same_weights_and_they_travel_without_pickle(name: str)
 def test_a_cut_that_does_not_exist_is_answered_with_those_that_do(name: str) -> None:
     with pytest.raises(UserError, match="unknown cut '!'; known: "):
         make(name, cut="!")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter warns of itself
+@pytest.mark.parametrize("name", [name for name in MODELS.names() if "budget" in {f.name for f in fields(MODELS[name].config)}])
+def test_a_frugal_edge_can_be_exported_for_batches_of_any_size(name: str) -> None:
+    edge, x = make(name, budget=2.0).edge.eval(), torch.rand(3, 1, 32, 32)
+    program = torch.export.export(edge, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+    for images in (x, torch.rand(1, 1, 32, 32), torch.rand(7, 1, 32, 32)):
+        with torch.no_grad():
+            torch.testing.assert_close(program.module()(images), edge(images), atol=1e-5, rtol=1e-4)

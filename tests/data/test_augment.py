@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from splitveil.data.augment import AugmentConfig, augment, crop, flip, rotate
+from splitveil.data.augment import AugmentConfig, augment, crop, cutout, draws, flip, rotate
 
 NOTHING = AugmentConfig(crop=0, flip=False, rotate=0.0)
 
@@ -101,3 +101,24 @@ def test_each_part_uses_its_own_columns_of_the_draw():
     assert torch.equal(augment(x, draw, AugmentConfig(0, False, 15.0)), rotate(x, draw[:, 3], 15))
     everything = flip(crop(rotate(x, draw[:, 3], 15), draw[:, :2], 2), draw[:, 2])
     assert torch.equal(augment(x, draw, AugmentConfig(2, True, 15.0)), everything)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(5, 12), st.integers(1, 16), st.integers(0, 99))
+def test_cutout_blackens_the_part_of_one_square_that_lies_in_the_image(b: int, size: int, side: int, seed: int):
+    x = torch.rand(b, 2, size, size, generator=torch.Generator().manual_seed(seed)) + 0.1
+    draw = torch.rand(b, 2, generator=torch.Generator().manual_seed(seed + 1))
+    out = cutout(x, draw, side)
+    for n in range(b):
+        top, left = (int(draw[n, k] * size) - side // 2 for k in range(2))
+        expected = x[n].clone()
+        expected[:, max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = 0
+        assert torch.equal(out[n], expected)
+        assert (out[n] == 0).any()
+
+
+def test_without_cutout_a_seed_gives_the_batches_that_it_gave_before_there_was_any():
+    assert (draws(AugmentConfig()), draws(AugmentConfig(cutout=4))) == (4, 6)
+    x, draw = batch(6, 1, 8), torch.rand(6, 6)
+    covered = augment(x[0], draw, AugmentConfig(2, True, 0.0, 3))
+    assert torch.equal(covered, cutout(augment(x[0], draw[:, :4], AugmentConfig(2, True, 0.0)), draw[:, 4:], 3))

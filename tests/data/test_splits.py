@@ -1,4 +1,5 @@
 import hashlib
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def numbers(part: ImageSet) -> list[int]:
 
 
 def parts(splits: Splits) -> dict[str, ImageSet]:
-    return vars(splits)
+    return {name: part for name, part in vars(splits).items() if part is not None}
 
 
 @given(n=st.integers(30, 400), classes=st.integers(1, 7), seed=st.integers(0, 100), official=st.booleans())
@@ -239,3 +240,61 @@ def test_images_that_are_all_equal_are_refused():
         make_splits(Source(grey, None), SplitsConfig(), seed=0)
     grey.images[0, 0, 0, 0] += 1
     make_splits(Source(grey, None), SplitsConfig(test=0.5, task=0.1, validation=0.1, auxiliary=0.8), seed=0)
+
+
+@given(st.booleans(), st.floats(0.1, 0.9), st.sampled_from([0.0, 0.1]), st.sampled_from(["test", "test-first"]))
+def test_an_attacker_with_test_images_leaves_the_task_all_training_images(
+    official: bool, share: float, validation: float, kind: Literal["test", "test-first"]
+):
+    source = Source(numbered(300), numbered(100, first=300) if official else None)
+    config = SplitsConfig(task=1 - validation, validation=validation, auxiliary=share, attacker=kind)
+    splits = make_splits(source, config, seed=1)
+    assert splits.official_test is not None
+    tested, trained = set(numbers(splits.official_test)), set(numbers(splits.task))
+    assert not tested & trained
+    assert sorted(numbers(splits.auxiliary) + numbers(splits.test)) == sorted(tested)
+    watched = set(numbers(splits.validation))
+    if validation:
+        assert not watched & (tested | trained)
+    else:
+        assert watched == tested
+    everything = tested | trained | watched
+    assert everything == set(range(400 if official else 300))
+
+
+def test_first_test_images_are_those_in_the_sets_own_order():
+    """The layout of the published code on CIFAR-10: 50,000 for the task, 9,000 and 1,000 of the 10,000 test images."""
+    source = Source(numbered(500), numbered(100, first=500))
+    splits = make_splits(source, SplitsConfig(task=1.0, validation=0, auxiliary=90, attacker="test-first"), seed=5)
+    assert numbers(splits.task) == list(range(500))
+    assert numbers(splits.auxiliary) == list(range(500, 590))
+    assert numbers(splits.test) == list(range(590, 600))
+    assert numbers(splits.validation) == list(range(500, 600))
+    assert set(splits.summary()) == {"task", "validation", "auxiliary", "test", "official_test"}
+
+
+def test_without_that_layout_splits_json_has_the_four_parts_it_always_had():
+    assert set(make_splits(Source(numbered(100), None), SplitsConfig(), seed=0).summary()) == {
+        "task",
+        "validation",
+        "auxiliary",
+        "test",
+    }
+
+
+def test_first_images_of_a_set_that_is_sorted_by_class_are_refused_with_the_remedy():
+    test = numbered(100, first=500)
+    source = Source(numbered(500), test.take(np.argsort(test.labels, kind="stable")))
+    with pytest.raises(UserError, match=r'1 classes of the targets.*use attacker = "test"'):
+        make_splits(source, SplitsConfig(task=1.0, validation=0, auxiliary=75, attacker="test-first"), seed=0)
+    make_splits(source, SplitsConfig(task=1.0, validation=0, auxiliary=75, attacker="test"), seed=0)
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (SplitsConfig(task=1.0, validation=0), "every part needs at least one image"),  # only where test images are watched
+    (SplitsConfig(auxiliary=1.0, attacker="test"), "every part needs at least one image"),
+    (SplitsConfig(by_identity=True, attacker="test"), "must be 'train' with by_identity"),
+])  # fmt: skip
+def test_a_layout_that_leaves_a_part_empty_is_refused(config: SplitsConfig, message: str):
+    with pytest.raises(UserError, match=message):
+        make_splits(Source(numbered(100, people=10), numbered(50, people=10, first=100)), config, seed=0)

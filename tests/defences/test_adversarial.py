@@ -74,6 +74,18 @@ def test_likeness_is_ssim_above_the_target_or_minus_the_error() -> None:
     expected = sum(max(0.0, value - middle) for value in each.tolist()) / 5
     assert resemblance(near, x, "ssim", middle).item() == pytest.approx(expected, rel=1e-5)
     assert resemblance(near, x, "mse", 0.5).item() == pytest.approx(-(near - x).square().mean().item())
+    over_the_batch = max(0.0, each.mean().item() - middle)
+    assert resemblance(near, x, "ssim", middle, hinge="batch").item() == pytest.approx(over_the_batch, abs=1e-6)
+    zeros = ssim(near, x, border="zeros").mean().item()
+    assert resemblance(near, x, "ssim", -1.0, border="zeros").item() == pytest.approx(zeros + 1, rel=1e-5)
+
+
+def test_a_batch_that_is_alike_enough_on_average_is_not_punished_for_its_worst_image() -> None:
+    x = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    guess = torch.stack([x[0], 1 - x[1]])  # one image is rebuilt, the other is inverted
+    assert ssim(guess, x).mean() < 0.5
+    assert resemblance(guess, x, "ssim", 0.5, hinge="batch") == 0
+    assert resemblance(guess, x, "ssim", 0.5, hinge="image").item() == pytest.approx(0.25, abs=1e-4)
 
 
 def test_the_decoder_warms_up_alone() -> None:
@@ -94,3 +106,55 @@ def test_it_remembers_that_it_acted_when_nothing_pulls_any_more() -> None:
     assert defence.acts(given, torch.Generator())
     defence.config = replace(defence.config, target=1.0)
     assert defence.acts(given, torch.Generator())
+
+
+def test_its_decoder_sees_what_is_sent_or_z_itself() -> None:
+    for sees in ("sent", "clean"):
+        defence, model = adversarial(proxy_sees=sees, target=-1.0)
+        given = batch(model)
+        given = given._replace(z=given.z.detach().requires_grad_(), sent=given.sent.detach().requires_grad_())
+        penalty = defence.penalty(given)
+        assert penalty is not None
+        penalty.backward()
+        reached = {"sent": given.sent.grad is not None, "clean": given.z.grad is not None}
+        assert reached == {"sent": sees == "sent", "clean": sees == "clean"}
+
+
+def test_a_settled_decoder_guesses_each_image_by_itself_and_its_statistics_do_not_move() -> None:
+    defence, model = adversarial(proxy_settled=True, target=-1.0)
+    given = batch(model)
+    before = {name: value.clone() for name, value in defence.proxy.decoder.named_buffers()}
+    defence.penalty(given)
+    assert all(torch.equal(before[name], value) for name, value in defence.proxy.decoder.named_buffers())
+    assert all(part.training for part in defence.proxy.decoder.modules())  # it goes on learning as before
+    alone = defence.proxy.guess(given.z[:1], settled=True)
+    torch.testing.assert_close(defence.proxy.guess(given.z, settled=True)[:1], alone)
+
+
+def test_a_decoder_that_minimises_minus_ssim_becomes_more_alike() -> None:
+    defence, model = adversarial(proxy_loss="ssim", border="zeros", inner=2, lr=0.01)
+    given = batch(model)
+    given = given._replace(z=given.z.detach(), sent=given.sent.detach())
+    alike = [ssim(defence.proxy.decoder(given.sent), given.x, border="zeros").mean().item()]
+    for _ in range(40):
+        defence.inner_step(given)
+    alike.append(ssim(defence.proxy.decoder(given.sent), given.x, border="zeros").mean().item())
+    assert alike[1] > alike[0] + 0.1
+
+
+def test_the_decoders_rate_falls_at_its_milestones() -> None:
+    defence, model = adversarial(milestones=(2, 3), gamma=0.5, lr=0.01)
+    rates = []
+    for epoch in (0, 1, 2, 3, 9):
+        defence.on_epoch(epoch, model)
+        rates.append(defence.proxy.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.01, 0.01, 0.005, 0.0025, 0.0025])
+
+
+def test_under_mse_alpha_is_weighed_so_that_it_means_about_what_it_does_under_ssim() -> None:
+    defence, model = adversarial(likeness="mse")
+    given = batch(model)
+    guess = defence.proxy.guess(given.sent)
+    penalty = defence.penalty(given)
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(-0.3 * 20 * F.mse_loss(guess, given.x).item(), rel=1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitveil import defences
 from splitveil.channel import Channel
-from splitveil.defences.keyed_noise import KeyedNoise, read_key
+from splitveil.defences.keyed_noise import KeyedNoise, coarse, pixels_of, read_key
 from splitveil.registry import UserError
 from splitveil.split_model import cut_stages
 
@@ -24,9 +24,9 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPLITVEIL_KEY", raising=False)
 
 
-def deployed(monkeypatch: pytest.MonkeyPatch, secret: str = SECRET, sigma: float = 0.5) -> KeyedNoise:
+def deployed(monkeypatch: pytest.MonkeyPatch, secret: str = SECRET, sigma: float = 0.5, **options: object) -> KeyedNoise:
     monkeypatch.setenv("SPLITVEIL_KEY", secret)
-    defence = defences.build("keyed_noise", sigma=sigma)
+    defence = defences.build("keyed_noise", sigma=sigma, **options)
     defence.deploy()
     assert isinstance(defence, KeyedNoise)
     return defence
@@ -187,3 +187,34 @@ def test_beside_a_defence_that_draws_afresh_it_is_refused_with_the_remedy(other:
         with pytest.raises(UserError, match=f"{other} draws afresh each time.*leave one of them out"):
             Channel(defences.build(name) for name in stack).rebuild(model)
     Channel(defences.build(name) for name in ("topk", "keyed_noise")).rebuild(model)
+
+
+def test_a_coarse_key_is_the_brightness_of_the_images_parts_in_steps() -> None:
+    x = torch.zeros(1, 2, 4, 6)
+    x[:, :, 2:, :3], x[:, :, :2, 3:], x[:, :, 2:, 3:] = 0.49, 0.51, 1.0
+    assert coarse(pixels_of(x), cells=2, levels=4).tolist() == [[[0, 2], [1, 3]]]  # 0, 0.51, 0.49 and 1 in quarters
+    assert coarse(pixels_of(x), cells=9, levels=2).shape == (1, 4, 6)  # no more parts than there are pixels
+    assert coarse(pixels_of(torch.zeros(0, 3, 8, 8)), 4, 4).shape == (0, 4, 4)
+
+
+def test_under_a_coarse_key_images_whose_parts_are_as_bright_share_their_noise_and_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defence, x = deployed(monkeypatch, key_from="coarse", cells=2, levels=4), 0.3 + 0.1 * pictures(40)  # between two steps
+    nudged = x.clone()
+    nudged[:, 0, 0, 0] += 1 / 255
+    assert torch.equal(noise(defence, x), noise(defence, nudged))
+    assert torch.equal(noise(defence, x), noise(defence, x.flip(3)))  # another picture: their difference is free of noise
+    brighter = x.clone()
+    brighter[:, :, :4, :4] += 0.25
+    assert correlation(noise(defence, x)[:1], noise(defence, brighter)[:1]) < 0.2
+
+
+def test_whoever_has_the_edge_and_queries_with_an_image_of_the_same_coarse_key_learns_the_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Why a coarse key is for devices that answer nobody else."""
+    defence, x = deployed(monkeypatch, key_from="coarse", cells=2, levels=4), 0.3 + 0.1 * pictures(1)
+    own, z, z_of_own = torch.full_like(x, 0.35), torch.randn(1, 50), torch.randn(1, 50)
+    sent, answer = defence.send(z, x, None), defence.send(z_of_own, own, None)
+    torch.testing.assert_close(sent - (answer - z_of_own), z)

@@ -40,6 +40,25 @@ def test_images_that_cannot_be_given_are_refused_before_anything_is_run(options:
         attacks_of(**options)
 
 
+@pytest.mark.parametrize(
+    ("improves", "auxiliary", "message"),
+    [
+        ("decoder", "same distribution", ""),
+        ("decodr", "same distribution", "refine improves 'decodr', which is no decoder of the list"),
+        ("ridge", "same distribution", "refine improves 'ridge', which is no decoder of the list"),
+        ("decoder", "same set", "refine and decoder, which it improves, have other images"),
+    ],
+)
+def test_only_a_decoder_of_the_same_list_and_images_can_be_improved(improves: str, auxiliary: str, message: str) -> None:
+    others = [{"name": "ridge"}, {"name": "decoder", "auxiliary": auxiliary}]
+    config = from_dict({"attacks": [{"name": "refine", "improves": improves}, *others]})
+    if not message:
+        assert len(build_attacks(config)) == 3
+        return
+    with pytest.raises(UserError, match=message):
+        build_attacks(config)
+
+
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_what_an_attack_knows_follows_from_its_method_and_options(name: str) -> None:
     (attack,) = build_attacks(from_dict({"attacks": [{"name": name}]}))

@@ -51,7 +51,7 @@ def test_of_two_noises_the_one_that_certifies_more_counts() -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
 NAMED = {
     texts.FRESH: "fresh", texts.REAL: "arithmetic", texts.EXACT: "arithmetic", texts.SAMPLE: "sample", texts.THIS_SET: "this set",
-    texts.BLOCKS: "blocks", texts.GAUSSIAN_PRIOR: "gaussian prior",
+    texts.BLOCKS: "blocks", texts.SAME_CODE: "same code", texts.GAUSSIAN_PRIOR: "gaussian prior",
 }  # fmt: skip
 
 
@@ -67,7 +67,8 @@ def all_certificates(exact: bool) -> list[Certificate]:
     private = build("local_dp", bound=1.0)
     private.attach(SplitModel(nn.Identity(), nn.Identity(), (5,), (5,)))
     noisy = Noisy(test.take(slice(None)).flatten(1)[:, :5], 0.5, exact)
-    return certificates([noisy], test, prior, [private.report((1,))], releases=(1,))
+    reports = [private.report((1,)), build("finite_code", levels=(2, 2)).report()]
+    return certificates([noisy], test, prior, reports, releases=(1,), sent=test.labels[:, None])
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -77,6 +78,19 @@ def test_the_page_on_guarantees_has_every_certificate_with_just_what_it_assumes(
     assert all((texts.EXACT in row.assumptions) == exact for row in found if row.name in ("rate", "known set", "paper"))
     made = [(row.name, row.unit, ", ".join(map(short, row.assumptions)), "yes" if row.proved else "no") for row in found]
     assert sorted(set(made)) == sorted(rows)
+
+
+def test_a_finite_code_certifies_its_bits_for_any_number_of_releases_and_the_error_of_the_best_answer_to_each_code() -> None:
+    test, prior = image_set(40, 0), image_set(100, 1)
+    x, code = test.take(slice(None)).flatten(1).double(), test.take(slice(None))[:, 0, 0, :1] > 0.5
+    found = certificates([], test, prior, [build("finite_code", levels=(2, 2)).report()], sent=code)
+    assert [(row.name, row.unit, row.holds_for) for row in found] == [
+        ("finite code", unit, n) for n in (1, 16) for unit in ("bits", "MSE")
+    ]
+    parts = [x[code[:, 0] == one] for one in (False, True)]
+    best = sum(float((part - part.mean(0)).square().sum()) for part in parts) / x.numel()
+    assert [row.value for row in found] == pytest.approx([2, best, 2, best])
+    assert all(row.proved for row in found)
 
 
 def test_the_page_on_guarantees_has_every_assumption_in_full() -> None:

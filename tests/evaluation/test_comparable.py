@@ -13,7 +13,7 @@ SPLITS = {"test": Part(1000, "t" * 64), "auxiliary": Part(200, "a" * 64)}
 
 
 def measured(name: str = "first", **changes: Any) -> Summary:
-    return summary(name, **{"splits": SPLITS, "suite": "quick", "suite_version": "v1"} | changes)
+    return summary(name, **{"splits": SPLITS, "suite": "quick", "suite_version": "v1", "layout": "train"} | changes)
 
 
 @pytest.mark.parametrize("changes", [
@@ -21,6 +21,7 @@ def measured(name: str = "first", **changes: Any) -> Summary:
     {"suite": "standard", "suite_version": "v2"},
     {"suite_version": None},
     {"splits": {}},
+    {"layout": ""},
     {"seed": 1, "splits": SPLITS | {"auxiliary": Part(200, "b" * 64)}},
 ])  # fmt: skip
 def test_other_weights_settings_seeds_and_attacks_compare(changes: dict[str, Any]) -> None:
@@ -35,6 +36,7 @@ def test_other_weights_settings_seeds_and_attacks_compare(changes: dict[str, Any
     ({"seed": 1, "splits": SPLITS | {"auxiliary": Part(50, "b" * 64)}},
      "other images of the attacker (50 images, sha256 bbbbbbbb, not 200 images, sha256 aaaaaaaa)"),
     ({"suite_version": "v2"}, "another version of suite quick (v2, not v1)"),
+    ({"layout": "test-first"}, "another layout of the images (attacker: test-first, not train)"),
 ])  # fmt: skip
 def test_what_does_not_compare_is_refused_by_the_name_of_the_difference(changes: dict[str, Any], difference: str) -> None:
     first, second, third = measured(), measured("second", weights_sha256="other"), measured("third", **changes)

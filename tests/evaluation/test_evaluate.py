@@ -1,3 +1,4 @@
+from math import log2
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,31 @@ def test_the_summary_has_what_each_defence_reports_of_what_was_sent(small: list[
     assert read_summary(run.folder) == summary
 
 
+def test_a_finite_code_has_its_bits_its_certificates_and_what_the_edge_reaches_alone(small: list[str], tmp_path: Path) -> None:
+    stack = [
+        "--defences",
+        "bottleneck,finite_code",
+        "--defences.1.levels",
+        "2",
+        "3",
+        "--train.epochs",
+        "1",
+        "--cem.surrogate",
+        "none",
+    ]
+    plain = [flag for flag in small if flag not in ("--defences.1.sigma", "0.1")]
+    run, splits, device = train_run(tmp_path, parse([*plain, *stack, "--attacks", "mean_image,code_mean"]))
+    attack_run(run, splits, device)
+    summary = evaluate_run(run, splits, device)
+    assert summary.bits == pytest.approx(log2(6))
+    bounds = {(row.unit, row.holds_for): row.value for row in summary.certificates}
+    assert bounds.keys() == {("bits", 1), ("bits", 16), ("MSE", 1), ("MSE", 16)}
+    assert 0 < bounds["MSE", 16] <= summary.attacks["code_mean"].mse
+    assert "bound-violated" not in summary.flag_names
+    assert summary.edge_alone is not None and summary.edge_alone.images == len(splits.task)
+    assert summary.latency is not None and summary.latency.milliseconds > 0
+
+
 def test_the_summary_says_what_judge_and_probes_found_and_what_an_old_folder_lacks(small: list[str], tmp_path: Path) -> None:
     run, splits, device = train_run(tmp_path, parse([*small, "--train.epochs", "1"]))
     attack_run(run, splits, device)
@@ -160,9 +186,22 @@ def test_a_new_metric_is_measured_summed_up_and_shown_because_it_is_registered(
     rows = read_rows(run.folder / "attacks" / f"mean_image-{run.config.seed}")
     found = read_json(run.folder / "summary.json")["attacks"]["mean_image"]["more"]
     assert rows["worst_pixel"].shape == (120,)
-    assert found == {"worst_pixel": pytest.approx(rows["worst_pixel"].mean())}
+    assert found["worst_pixel"] == pytest.approx(rows["worst_pixel"].mean())
     page = write_report([run.folder], tmp_path / "report.html").read_text(encoding="utf-8")
     _, _, table = page.partition("<h3>Further metrics</h3>")
     title = "worst_pixel, of 255 (high: less leaked)"
     assert f'<th scope="col" class="n">{title}</th>' in table
-    assert f'mean_image</th><td class="n" data-label="{title}">{found["worst_pixel"]:.3g}</td>' in table
+    assert f'<td class="n" data-label="{title}">{found["worst_pixel"]:.3g}</td>' in table
+
+
+def test_where_the_attacker_has_test_images_accuracy_is_measured_on_all_of_them(small: list[str], tmp_path: Path) -> None:
+    layout = ["--splits.attacker", "test", "--splits.validation", "0", "--splits.auxiliary", "0.75", "--attacks", "mean_image"]
+    run, splits, device = train_run(tmp_path / "run", parse([*small, *layout]))
+    attack_run(run, splits, device)
+    summary = evaluate_run(run, splits, device)
+    whole = len(splits.auxiliary) + len(splits.test)
+    assert summary.n_test == whole == len(splits.validation)
+    assert summary.attacks["mean_image"].n_images == len(splits.test) == whole // 4
+    assert summary.attacks["mean_image"].auxiliary_images == len(splits.auxiliary)
+    assert summary.layout == "test"
+    assert abs(summary.accuracy - run.last_metrics()["accuracy"]) < 0.2  # the same images under other noise

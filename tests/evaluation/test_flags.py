@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from splitveil.attacks.threat import OWN_IMAGES, ThreatModel
 from splitveil.channel import Channel
 from splitveil.defences import Defence, build
+from splitveil.evaluation.attack_folder import options_of
 from splitveil.evaluation.channel_modes import mode_difference
 from splitveil.evaluation.flags import FLAGS, Evidence, last_third, raised, still_falling, table
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
+from splitveil.registry import ATTACKS
 
 Attacks = dict[str, AttackResult]
 NAN = float("nan")
@@ -101,6 +103,16 @@ def test_images_that_were_held_out_say_more_about_convergence_than_the_loss() ->
     assert learned((4.0, 2.0, 1.0), ()) == ["attack-not-converged"]
     assert learned((4.0, 2.0, 1.0), (4.0, 2.0, 2.0)) == []  # it has learned its images by heart
     assert learned((2.0, 2.0, 2.0), (4.0, 2.0, 1.0)) == ["attack-not-converged"]
+
+
+@pytest.mark.parametrize(("gain", "raised"), [(-0.01, False), (0.019, False), (0.021, True)])
+def test_a_probe_says_more_about_convergence_than_any_curve(gain: float, raised: bool) -> None:
+    falls, flat = (4.0, 2.0, 1.0), (1.0, 1.0, 1.0)
+    for curve in (falls, flat):
+        probed = other("decoder", 0.05, held_out=curve, facts={"doubling_gain": gain})
+        assert flagged({"decoder": probed}) == ["attack-not-converged"] * raised
+    (flag,) = found({"decoder": other("decoder", 0.05, facts={"doubling_gain": 0.034})})
+    assert flag.detail == "decoder: twice the epochs took 3.4% off its error"
 
 
 def test_a_defence_that_changes_nothing_is_flagged_by_name() -> None:
@@ -233,6 +245,14 @@ def test_a_data_ladder_goes_by_the_images_that_were_used() -> None:
     assert flagged({"few": few, "many": used(0.09, 900, auxiliary="same set")}) == []
 
 
+def test_an_option_that_came_since_has_its_default_in_an_older_attack() -> None:
+    """A folder may have been attacked partly by an older version, whose files lack newer options, and partly by this one."""
+    older, usual = decoder(0.05), options_of(ATTACKS["decoder"].config())
+    newer = replace(decoder(0.0449, seen(16)), options=usual | older.options | {"repeats": 16})
+    assert newer.images_used == 1000  # 0 is all
+    assert flagged({"decoder": older, "decoder-repeats": newer}) == ["averaging-hole"]
+
+
 def test_ladders_are_of_attacks_that_differ_in_nothing_else() -> None:
     assert flagged({"a": decoder(0.05), "b": decoder(0.09, blocks=8, epochs=3)}) == []
     assert flagged({"a": decoder(0.05), "b": decoder(0.09, blocks=1, width=64)}) == []  # neither is the larger
@@ -248,6 +268,8 @@ def test_a_bound_is_broken_by_attacks_that_saw_no_more_releases_and_beyond_doubt
     assert flagged(doubtful, certificates=[proof(0.066)]) == ["bound-violated"]
     told = {"a": other("class_mean", 0.05, threat=ThreatModel(labels=True))}  # bounds are for who has the wire alone
     assert flagged(told, certificates=[proof(0.066)]) == []
+    frames = {"a": other("burst", 0.05, threat=ThreatModel(observations=4, near_duplicates=True))}  # those are other images
+    assert flagged(frames, certificates=[proof(0.066, 16)]) == []
     single = {"a": other("decoder", 0.05, mse_ci95=(NAN, NAN))}  # one image says nothing about a mean
     assert flagged(single, certificates=[proof(9.0)]) == []
 

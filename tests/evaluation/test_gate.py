@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from gated import small_suites, stopped_at, train_tiny
+from gated import SUITES, small_suites, stopped_at, train_tiny
 from in_process import exit_code
 from safetensors.torch import load, save
 
 from splitveil.attacks.ridge import Ridge
 from splitveil.evaluation.fail_if import broken, parse_condition
+from splitveil.evaluation.suites import suite, version
 from splitveil.evaluation.summary import read_summary
 from splitveil.files.folder import locked
 from splitveil.registry import UserError
@@ -78,6 +79,7 @@ def test_a_suite_that_was_begun_must_be_finished_whatever_is_asked_for_later(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harmless = ("--fail-if", "mse<0")
+    assert exit_code("attack", run, "--attacks", "mean_image", "--only") == 0  # ridge is not on its own list
     with stopped_at("ridge"):
         assert exit_code("attack", run, "--suite", "standard") == 130
     assert exit_code("attack", run, "--attacks", "class_mean", "--only") == 0
@@ -135,6 +137,18 @@ def test_assertions_refuse_a_summary_that_later_attacks_are_not_in(run: Path) ->
     (run / "summary.json").unlink()
     with pytest.raises(UserError, match=r"has no summary.json"):
         assert_leakage(run, mse_above=0)
+
+
+def test_assertions_refuse_a_summary_of_before_an_attack_that_was_asked_for_and_stopped(run: Path) -> None:
+    exit_code("attack", run, "--attacks", "mean_image", "--only")
+    assert exit_code("evaluate", run) == 0
+    assert_leakage(run, mse_above=0)
+    with stopped_at("class_mean"):
+        assert exit_code("attack", run, "--attacks", "class_mean") == 130
+    with pytest.raises(AssertionError, match=r"class_mean was asked for and is not finished; run `splitveil attack"):
+        assert_leakage(run, mse_above=0)
+    assert exit_code("attack", run) == exit_code("evaluate", run) == 0
+    assert_leakage(run, mse_above=0)
 
 
 @pytest.mark.usefixtures("tiny_suites")
@@ -202,3 +216,24 @@ def test_a_run_is_locked_and_judged_by_whatever_name_it_is_called(run: Path, mon
     link.symlink_to(run)
     with locked(run), pytest.raises(UserError, match="by another process"), locked(link):
         pass
+
+
+def test_a_suite_of_another_version_is_told_by_both(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    harmless = ("--fail-if", "ssim>0.9999")
+    with small_suites():
+        before = version(suite("quick"))
+        assert exit_code("attack", run) == exit_code("attack", run, "--suite", "quick") == 0
+        assert exit_code("evaluate", run, *harmless) == 0
+    assert "version" not in capsys.readouterr().err
+    with small_suites(quick=[*SUITES["quick"], {"name": "nearest"}]):
+        now = version(suite("quick"))
+        assert exit_code("evaluate", run, *harmless) == 0  # held to what was begun, which is complete
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"was attacked under version {before} of suite quick, this splitveil has {now}" in told
+        assert exit_code("evaluate", run, "--suite", "quick", *harmless) == 3  # nearest is missing
+        assert exit_code("attack", run, "--suite", "quick") == 0
+        assert exit_code("evaluate", run, *harmless) == 0
+        assert f"was begun under version {before} of suite quick; it is held to {now}" in " ".join(
+            capsys.readouterr().err.split()
+        )
+    assert read_summary(run).suite_version == now != before

@@ -12,11 +12,12 @@ import pytest
 from gated import small_suites, stopped_at, train_tiny
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from in_process import exit_code
 from safetensors.torch import load, save
 
 from splitveil.evaluation.attack_folder import read_rows, weights_digest
+from splitveil.manifest import changing
 from splitveil.registry import ATTACKS, UserError
 from splitveil.runs import Run, read_json
 from splitveil.testing import assert_leakage
@@ -41,10 +42,11 @@ class Gate(RuleBasedStateMachine):
         # Beside the trained run: its judges, which learn for a second, lie there.
         self.folder = self.trained.with_name(f"{self.outcomes['machines']}")
         shutil.copytree(self.trained, self.folder)
-        (self.folder / "manifest.json").unlink()  # it would refuse other weights and edits: the gate must hold without its help
         self.weights = [self.path.read_bytes()]
         self.weights.append(save({k: v * 1.5 if v.is_floating_point() else v for k, v in load(self.weights[0]).items()}))
         self.begun: set[str] = set()
+        self.asked: set[str] = set()
+        """Attacks on the run's own list that were asked for and stopped."""
         self.held: set[tuple[float, str]] = set()
         """Limits that were broken, each with the digest of a finished attack that broke it alone."""
         self.before: dict[str, float] = {}
@@ -72,13 +74,25 @@ class Gate(RuleBasedStateMachine):
         weights, tables = weights_digest(self.folder), map(read_json, self.folder.glob("attacks/*/*.json"))
         return {table["attack"] for table in tables if table["weights_sha256"] == weights}
 
-    @initialize(names=st.sampled_from(["mean_image", "mean_image,ridge"]))
-    def attack_at_first(self, names: str) -> None:
+    @initialize(names=st.sampled_from(["mean_image", "mean_image,ridge"]), manifest=st.sampled_from([False, False, True]))
+    def attack_at_first(self, names: str, manifest: bool) -> None:
+        """A manifest refuses other weights and edits that nobody listed: the gate must also hold without its help."""
+        self.has_manifest = manifest
+        if not manifest:
+            (self.folder / "manifest.json").unlink()
         assert exit_code("attack", self.folder, "--attacks", names, "--only") == 0
 
     @rule(names=NAMES, only=st.booleans(), then=THEN)
     def attack_by_name(self, names: list[str], only: bool, then: str) -> None:
         assert exit_code("attack", self.folder, "--attacks", ",".join(names), *["--only"] * only) == 0
+        self.judge_by_every_limit(then)
+
+    @rule(strong=st.sampled_from(["ridge", "nearest"]), only=st.booleans(), then=THEN)
+    def stop_an_attack_that_was_asked_for(self, strong: str, only: bool, then: str) -> None:
+        """Its list was begun, as an attack before it is finished: nothing but an edit of the list takes it off again."""
+        with stopped_at(strong):
+            assert exit_code("attack", self.folder, "--attacks", f"mean_image,{strong}", *["--only"] * only) in (0, 130)
+        self.asked.add(strong)
         self.judge_by_every_limit(then)
 
     @rule(passes=st.integers(1, 3), then=THEN)
@@ -104,16 +118,22 @@ class Gate(RuleBasedStateMachine):
         run = Run.open(self.folder)
         weak = (ATTACKS["mean_image"].config(label=label),) if label else ()
         Run.create(self.folder, replace(run.config, attacks=(*weak, *(ATTACKS[name].config() for name in names))))
+        self.asked.clear()
         if attack:
             assert exit_code("attack", self.folder) == 0
         self.judge_by_every_limit(then)
 
     @rule(which=st.integers(0, 1), then=THEN)
     def put_weights_in_place(self, which: int, then: str) -> None:
-        self.path.write_bytes(self.weights[which])
+        if self.has_manifest:
+            with changing(self.folder) as step:
+                step.write("weights/last.safetensors", self.weights[which])
+        else:
+            self.path.write_bytes(self.weights[which])
         self.before = {}
         self.judge_by_every_limit(then)
 
+    @precondition(lambda self: not self.has_manifest)  # which would tell of it
     @rule(data=st.data(), then=THEN)
     def delete_the_summary_or_an_attack(self, data: st.DataObject, then: str) -> None:
         doomed = data.draw(st.sampled_from(["summary.json", *sorted(p.name for p in self.folder.glob("attacks/*/"))]))
@@ -121,6 +141,7 @@ class Gate(RuleBasedStateMachine):
         if doomed != "summary.json":
             shutil.rmtree(self.folder / "attacks" / doomed)
             self.before = {}
+            self.asked.clear()  # who deletes what was run begins the list anew
         self.judge_by_every_limit(then)
 
     @rule(limit=st.sampled_from(LIMITS), suite=st.sampled_from(["", "", "quick"]))
@@ -150,7 +171,7 @@ class Gate(RuleBasedStateMachine):
         assert not {(limit, digest) for digest in lying} & self.held
         assert not self.worst() < limit  # NaN: a summary may be all that is left
         largest = suite or max(self.begun, key=lambda name: len(SUITES[name]), default="")
-        assert SUITES.get(largest, set()) <= self.finished()
+        assert SUITES.get(largest, set()) | self.asked <= self.finished()
 
     @invariant()
     def no_finished_attack_is_lost(self) -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.readers.fashion import fashion
-from splitveil.evaluation.judge_network import Judge, by_identity, search, shrunk
+from splitveil.evaluation.judge_network import Judge, by_identity, search, shrunk, smaller
 from splitveil.registry import UserError
 
 
@@ -121,3 +121,14 @@ def test_a_judge_looks_at_large_images_shrunk_and_at_others_as_they_are() -> Non
     assert shrunk(small) is small
     assert shrunk(large).shape == (2, 3, 64, 128)
     assert shrunk(large).mean().item() == pytest.approx(large.mean().item(), abs=0.01)
+
+
+def test_large_images_are_shrunk_once_before_a_judge_learns() -> None:
+    rng = np.random.default_rng(0)
+    part = ImageSet(rng.integers(0, 256, (70, 3, 150, 300), np.uint8), np.arange(70) % 2, ("a", "b"))  # 31 at a time
+    images = DeviceImages(part, torch.device("cpu"))
+    found = smaller(images)
+    assert found.images.shape == (70, 3, 64, 128) and len(images.images[0, 0]) == 150
+    torch.testing.assert_close(found.take(slice(None)), shrunk(images.take(slice(None))), rtol=0, atol=0.5 / 255 + 1e-6)
+    assert smaller(found) is found
+    Judge("classifier", seed=0, epochs=1, width=2, batch=35).fit(images).classify(images.take(slice(0, 3)))

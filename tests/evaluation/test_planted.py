@@ -327,6 +327,15 @@ def test_a_planted_weakness_raises_its_flag_and_no_other_and_gets_no_green_light
     assert verdict(summary).grade in ("exposed", "not established")
 
 
+def test_a_probe_finds_a_decoder_that_has_not_converged(shelf: Path) -> None:
+    """Of four epochs at a low rate the second half takes off much more than 2 %."""
+    plant = Plant("the same by a probe", (NOISE,), (RIDGE, decoder(epochs=4, lr=5e-4, probe=True)))
+    summary = summary_of(plant, "probed", shelf)
+    (detail,) = flags_of(summary)["attack-not-converged"]
+    assert detail.startswith("decoder: twice the epochs took ")
+    assert summary.attacks["decoder"].facts["doubling_gain"] > 0.1
+
+
 def test_a_model_without_a_planted_weakness_raises_none(shelf: Path) -> None:
     assert flags_of(summary_of(CLEAN, "clean", shelf)) == {}
 

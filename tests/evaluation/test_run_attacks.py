@@ -1,12 +1,16 @@
-from collections.abc import Callable, Iterator
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.mean_image import MeanImage
 from splitveil.attacks.threat import Access
 from splitveil.cli.arguments import parse
@@ -35,7 +39,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return file
 
 
-def with_attacks(run: Run, *options: dict[str, str]) -> Run:
+def with_attacks(run: Run, *options: Mapping[str, Any]) -> Run:
     return Run(run.folder, from_dict(to_dict(run.config) | {"attacks": list(options)}))
 
 
@@ -72,6 +76,32 @@ def test_an_attack_that_learns_from_classes_is_refused_images_of_others(trained:
     run = with_attacks(run, {"name": "class_mean", "auxiliary": f"npz:{elsewhere}"})
     with pytest.raises(UserError, match="class_mean learns from the classes of its own images, which are not those"):
         attack_run(run, splits, CPU)
+
+
+def test_a_decoder_that_is_improved_is_trained_once_and_again_where_that_was_another_process(
+    trained: tuple[Run, Splits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, splits = trained
+    fits: list[tuple[int, str]] = []
+    fit = Decoder.fit
+
+    def spied(self: Decoder, access: Access) -> Decoder:
+        fits.append((self.seed, self.config.label))
+        return fit(self, access)
+
+    monkeypatch.setattr(Decoder, "fit", spied)
+    small = {"blocks": 0, "width": 4, "epochs": 1, "batch": 32}
+    decoder, refine = {"name": "decoder", "label": "base"} | small, {"name": "refine", "improves": "base", "steps": 4, "own": 4}
+    attack_run(with_attacks(run, decoder, refine), splits, CPU)
+    assert [label for _, label in fits] == ["base"]
+    base, first = (read_attack(run.folder / "attacks" / name, 1.0) for name in ("base-0", "refine-0"))
+    assert first.facts["decoder_mse"] == pytest.approx(base.mse, rel=0.5)  # the same network, on own images
+    assert first.losses == ()
+    shutil.rmtree(run.folder / "attacks" / "refine-0")
+    (run.folder / "manifest.json").unlink(missing_ok=True)
+    attack_run(with_attacks(run, decoder, refine), splits, CPU)
+    assert fits == [fits[0]] * 2
+    assert read_attack(run.folder / "attacks" / "refine-0", 1.0).mse == first.mse
 
 
 def test_every_attack_is_judged_and_probed(trained: tuple[Run, Splits]) -> None:
@@ -116,3 +146,21 @@ def test_one_bar_shows_how_many_attacks_are_done_and_which_is_running(
     assert min(moved) >= 0 and len(moved) > 5  # it also moves while an attack trains
     attack_run(run, splits, CPU)
     assert totals == [2]  # nothing is left to do
+
+
+def test_what_an_attack_has_learned_is_let_go_before_the_next_one_learns(
+    trained: tuple[Run, Splits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large images one attack may hold most of the memory."""
+    run, splits = trained
+    known, alive = [], []
+    fit = MeanImage.fit
+
+    def spied(self: MeanImage, access: Access) -> MeanImage:
+        alive.append(sum(each() is not None for each in known))
+        known.append(weakref.ref(self))
+        return fit(self, access)
+
+    monkeypatch.setattr(MeanImage, "fit", spied)
+    attack_run(with_attacks(run, *({"name": "mean_image", "label": label} for label in "abc")), splits, CPU)
+    assert alive == [0, 0, 0]

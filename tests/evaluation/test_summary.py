@@ -17,6 +17,7 @@ from splitveil.evaluation.attack_folder import read_attack
 from splitveil.evaluation.summary import (
     SCHEMA,
     Certificate,
+    EdgeAlone,
     RaisedFlag,
     Summary,
     attack_record,
@@ -26,6 +27,7 @@ from splitveil.evaluation.summary import (
     write_summaries,
     write_summary,
 )
+from splitveil.metrics.cost import Latency
 from splitveil.registry import UserError
 from splitveil.report import write_report
 from splitveil.runs import Run, read_json, write_json, write_tensors
@@ -60,12 +62,17 @@ def oldest() -> dict[str, Any]:
 def full() -> Summary:
     attack = attack_result("decoder", threat=ThreatModel(True, auxiliary="other", elsewhere="cifar10"), losses=(2.0, 1.0))
     bound = Certificate("rate", 9.5, "bits", 16, ("one", "two"), True, (1.0, 2.0))
-    return summary("full", attack, certificates=(bound,), flags=(RaisedFlag("metric-ceiling", "why"),), reports=({"a": [1]},))
+    return summary(
+        "full", attack, certificates=(bound,), flags=(RaisedFlag("metric-ceiling", "why"),), reports=({"a": [1]},),
+        latency=Latency(0.5, 1, "a CPU"), edge_alone=EdgeAlone(0.8, 100, 50),
+    )  # fmt: skip
 
 
 def test_what_is_written_is_read_back_as_it_was(tmp_path: Path) -> None:
     write_summary(tmp_path, full())
-    assert read_summary(tmp_path) == full()
+    found = read_summary(tmp_path)
+    assert found == full()
+    assert found.latency is not None and found.latency.milliseconds == 0.5
     assert read_json(tmp_path / "summary.json")["schema"] == SCHEMA
     record = to_json(attack_result())
     assert attack_record(json.loads(json.dumps(record)), "attack.json").threat == ThreatModel()
@@ -101,6 +108,9 @@ def test_a_file_of_schema_1_is_read_and_its_threat_model_rebuilt() -> None:
         "finite_weights": True,
         "measured_by": {},
         "not_checked": {},
+        "layout": "",
+        "latency": None,
+        "edge_alone": None,
     }
     assert {name: new.pop(name) for name in added} == added
     for table in (old, new):

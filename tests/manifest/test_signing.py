@@ -6,20 +6,17 @@ from pathlib import Path
 import pytest
 
 from splitveil.__main__ import main
-from splitveil.manifest import begin, changing, problems
+from splitveil.manifest import changing, problems
 from splitveil.manifest.signing import new_key, sign, signed_by
 from splitveil.registry import UserError
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    begin(folder)
-    with changing(folder) as step:
+def folder(begun: Path) -> Path:
+    with changing(begun) as step:
         step.write("schema.json", b"{}")
         step.write("summary.json", b'{"ssim": 0.9}')
-    return folder
+    return begun
 
 
 @pytest.fixture

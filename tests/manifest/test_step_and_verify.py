@@ -7,28 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from killing import Killed, die_at
 
 from splitveil.files import folder as files
-from splitveil.manifest import Damaged, Manifest, begin, changing, intact, lists, problems, verified, why_stale
+from splitveil.manifest import Damaged, Manifest, changing, intact, lists, problems, verified, why_stale
 from splitveil.registry import UserError
 
 
-class Killed(BaseException):
-    """Stands in for a kill -9: nothing catches it."""
-
-
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(begun: Path) -> Path:
     """A folder with a manifest and three files, one of them computed from another."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    begin(folder)
-    with changing(folder) as step:
+    with changing(begun) as step:
         step.write("config.toml", b"sigma = 1\n")
         step.write("weights/last.safetensors", b"weights", come_from=("config.toml",))
-    with changing(folder) as step:
+    with changing(begun) as step:
         step.write("attacks/a-0/rows.npz", b"rows", come_from=("weights/last.safetensors", "config.toml"))
-    return folder
+    return begun
 
 
 def test_what_is_as_it_was_written_is_read(folder: Path):
@@ -135,7 +129,7 @@ def test_a_kill_between_any_two_writes_damages_nothing(
     moment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Takes every k in turn: the process dies before, or after, the k-th rename or removal of a step."""
-    replace, unlink, kills = os.replace, Path.unlink, 0
+    kills = 0
 
     def step_on(folder: Path) -> None:
         with changing(folder) as step:
@@ -145,23 +139,9 @@ def test_a_kill_between_any_two_writes_damages_nothing(
             step.write("summary.json", b"{}", come_from=("weights/last.safetensors",))
 
     for k in range(20):
-        copy, left = Path(shutil.copytree(folder, tmp_path / str(k))), k
-
-        def dying(act: Callable[..., object]) -> Callable[..., None]:
-            def act_and_die(*args: object, **options: object) -> None:
-                nonlocal left
-                if left == 0 and moment == "before":
-                    raise Killed
-                act(*args, **options)
-                left -= 1
-                if left < 0:
-                    raise Killed
-
-            return act_and_die
-
+        copy = Path(shutil.copytree(folder, tmp_path / str(k)))
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", dying(replace))
-            patch.setattr(Path, "unlink", dying(unlink))
+            die_at(patch, k, moment, removals=True)
             try:
                 step_on(copy)
                 break

@@ -1,7 +1,9 @@
-import torch
-from torch import nn
+import time
 
-from splitveil.metrics.cost import Cost, cost
+import torch
+from torch import Tensor, nn
+
+from splitveil.metrics.cost import TURNS, WARM, Cost, cost, latency
 from splitveil.models.vit import Attention
 from splitveil.split_model import SplitModel
 
@@ -36,3 +38,31 @@ def test_counting_leaves_modes_statistics_and_precision_alone() -> None:
     assert cost(model)["edge"].bytes == 4 * 64
     assert [part.training for part in model.modules()] == flags
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Slow(nn.Module):
+    """Waits, and notes how it was called."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.called = seconds, list[tuple[int, int, bool]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.called.append((len(x), torch.get_num_threads(), self.training))
+        time.sleep(self.seconds)
+        return x
+
+
+def test_an_edge_is_timed_one_image_at_a_time_on_one_thread_and_threads_are_as_before() -> None:
+    before, edge = torch.get_num_threads(), Slow(0.004)
+    found = latency(edge, (3, 8, 8))
+    assert found.milliseconds >= 4
+    assert found.threads == 1 and found.processor
+    assert edge.called == [(1, 1, False)] * (WARM + TURNS)
+    assert torch.get_num_threads() == before and edge.training
+
+
+def test_a_slow_edge_is_timed_with_fewer_images() -> None:
+    edge = Slow(0.8)
+    assert latency(edge, (3, 8, 8)).milliseconds >= 800
+    assert len(edge.called) == WARM + 1

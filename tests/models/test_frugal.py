@@ -27,9 +27,12 @@ def test_the_edge_is_the_widest_within_its_budget(name: str, size: int, budget: 
             edge = torch.nn.Sequential(edge_stages(KINDS[name], width, 3, size))
             return count(edge, torch.empty(1, 3, size, size))[0] / 1e6
 
-    width = width_within(budget, KINDS[name], 3, size)
+    def within(budget: float) -> int:
+        return width_within(budget, lambda width: edge_stages(KINDS[name], width, 3, size), 3, size)
+
+    width = within(budget)
     assert millions(width) <= budget < millions(width + 1)
-    assert width_within(millions(width), KINDS[name], 3, size) == width
+    assert within(millions(width)) == width
 
 
 @pytest.mark.parametrize(("size", "times"), [(4, 0), (8, 1), (28, 2), (32, 3), (63, 3), (64, 4), (224, 5)])

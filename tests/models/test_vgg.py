@@ -32,3 +32,13 @@ def test_the_paper_s_edge_has_the_paper_s_cost() -> None:
 def test_images_that_are_too_small_are_refused() -> None:
     with pytest.raises(UserError, match="28 pixels are too few, use 32 or more"):
         stages_of("vgg11", size=28)
+
+
+def test_the_wide_head_is_the_reference_codes() -> None:
+    stages = MODELS["vgg11"].make({"channels": 3, "size": 32, "classes": 10}, head="wide")
+    head = [layer for layer in stages.head if not isinstance(layer, nn.AdaptiveAvgPool2d | nn.Flatten)]  # type: ignore[union-attr]
+    kinds = [nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in head] == kinds
+    linear = [layer for layer in head if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linear] == [(512, 512), (512, 512), (512, 10)]
+    assert linear[0].weight.std().item() == pytest.approx((1 / 3 / 512) ** 0.5, rel=0.05)  # torch's own start

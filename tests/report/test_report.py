@@ -23,8 +23,9 @@ from splitveil.evaluation.attack_folder import read_attack
 from splitveil.evaluation.audit_folder import KIND
 from splitveil.evaluation.evaluate import wilson
 from splitveil.evaluation.flags import Evidence, raised
-from splitveil.evaluation.summary import AttackRecord, AttackResult, Part, read_summary, to_json, write_summary
+from splitveil.evaluation.summary import AttackRecord, AttackResult, EdgeAlone, Part, read_summary, to_json, write_summary
 from splitveil.evaluation.worst_case import worst_case
+from splitveil.metrics.cost import Latency
 from splitveil.registry import UserError
 from splitveil.report import page, panels, write_report
 from splitveil.report.facts import distinct_labels, faced, read_runs, small, without_paths
@@ -219,6 +220,21 @@ def test_a_folder_of_an_audit_has_a_page_without_training(make: Maker, tmp_path:
     assert "ridge, the strongest of 2 attacks. " in text_of(html)
     assert ["audit", "exposed", "–", "ridge"] in [row[:4] for row in found.rows]
     assert "nan" not in re.sub(r'src="[^"]*"', "", html.lower())
+
+
+def test_the_edge_alone_is_shown_where_it_was_measured_and_where_it_reaches_the_whole_the_page_says_so(
+    make: Maker, tmp_path: Path
+) -> None:
+    old = text_of(html_of([make("old")], tmp_path))
+    assert "The edge alone" not in old
+    timed = {"latency": Latency(0.1234, 1, "a <CPU>"), "edge_alone": EdgeAlone(0.62, 100, 67_000)}
+    weak, deep = make("weak", **timed), make("deep", **timed | {"edge_alone": EdgeAlone(0.99, 100, 67_000)})
+    html = html_of([weak, deep], tmp_path)
+    rows = {row[0]: row[1:] for row in Page(html).rows if len(row) == 5 and row[1] == "0.123 ms"}
+    assert rows["weak"][2:] == ["62.0", "67 000"] and rows["deep"][2] == "99.0"
+    told = text_of(html)
+    assert "deep: the cloud adds nothing that" in told and "weak: the cloud adds nothing" not in told
+    assert "on 1 thread of the computer that evaluated (a <CPU>)" in told
 
 
 def test_the_contents_list_every_section_in_order(make: Maker, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import pytest
 from summaries import attack_result, summary, worst_of
 
 from splitveil.evaluation.evaluate import wilson
-from splitveil.evaluation.summary import Part, RaisedFlag, Summary
+from splitveil.evaluation.summary import EdgeAlone, Part, RaisedFlag, Summary
+from splitveil.metrics.cost import Cost, Latency
 from splitveil.report.terminal import cells, print_table
 
 
@@ -67,3 +68,18 @@ def test_runs_that_do_not_compare_get_tables_of_their_own_with_the_reason(capsys
     assert places == sorted(places)
     assert "other does not compare with first: other test images (50 images, sha256 test2, not 1000" in out
     assert "first: suite standard is incomplete, without a number: gan, fora" in out
+
+
+def test_what_the_edge_costs_and_reaches_alone_stands_below_and_where_the_cloud_adds_nothing_it_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    costs = {"edge": Cost(7160, 1_474_560, 2048), "cloud": Cost(10, 10, 2048)}
+    timed = replace(run(ridge=(0.02, 0.7, 17.0)), name="deep", cost=costs, latency=Latency(0.1234, 1, "a CPU"))
+    alone = replace(timed, name="alone", edge_alone=EdgeAlone(0.86, 100, 50))
+    unknown = {half: Cost(None, None, 64) for half in costs}
+    print_table([timed, alone, replace(alone, name="box", cost=unknown, latency=None, edge_alone=EdgeAlone(0.5, 100, 50)), run()])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "edge deep: 1.47 M multiply-adds, 7,160 weights, 2,048 bytes sent, 0.123 ms (a CPU, threads: 1) " in out
+    assert "0.123 ms (a CPU, threads: 1), accuracy 0.860 without the cloud: the cloud adds nothing, the model could run on" in out
+    assert "edge box: 64 bytes sent, accuracy 0.500 without the cloud " in out + " "
+    assert out.count("edge ") == 3 and out.count("adds nothing") == 1

@@ -25,7 +25,7 @@ def test_what_the_loss_loses_is_gone_from_z(name: str, options: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("name", "options"),
     [("kmeans", {"charge_modes": False}), ("kmeans", {"preset": "reference"}), ("gated", {"preset": "as_written"}),
-     ("slots", {"preset": "as_written"})], ids=str,
+     ("slots", {"preset": "as_written"}), ("recall", {"rate": 0.0})], ids=str,
 )  # fmt: skip
-def test_the_published_forms_leave_more_in_z_than_they_say(name: str, options: dict[str, Any]) -> None:
+def test_the_published_forms_and_recall_alone_leave_more_in_z_than_they_say(name: str, options: dict[str, Any]) -> None:
     assert fall(name, options).unsaid > 0

@@ -40,6 +40,7 @@ class Alive(TorchDispatchMode):
     [
         ("uniform", 128, 10, 1.2), ("rate", 128, 10, 1.2), ("kmeans", 128, 10, 1.1), ("gated", 128, 10, 1.3),
         ("uniform", 512, 100, 1.5), ("rate", 512, 100, 1.5), ("kmeans", 512, 100, 1.3), ("gated", 512, 100, 1.5),
+        ("uniform", 128, 100, 7.5), ("rate", 128, 100, 7.5), ("gated", 128, 100, 17.5),  # with a bank
     ],
 )  # fmt: skip
 def test_the_peak_over_z_and_its_gradient_stays_small(name: str, b: int, classes: int, most: float) -> None:

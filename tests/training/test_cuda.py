@@ -86,6 +86,14 @@ def test_a_captured_step_computes_what_an_eager_one_does(surrogate: str, flags: 
     assert_alike(after_steps(config, capture=True), after_steps(config, capture=False), 1e-3)
 
 
+@pytest.mark.parametrize("surrogate", ["gated", "slots"])
+def test_a_captured_step_watches_and_caps_attention_as_an_eager_one_does(surrogate: str, flags: list[str]):
+    guarded = "--cem.surrogate.monitor --cem.surrogate.spectral capped --cem.surrogate.entropy-penalty floor"
+    noise = ["--defences=bottleneck,gaussian", "--defences.1.sigma=0.1"]
+    config = parse([*flags, *noise, "--cem.surrogate", surrogate, *guarded.split(), "--cem.surrogate.temperatures"])
+    assert_alike(after_steps(config, capture=True), after_steps(config, capture=False), 1e-3)
+
+
 @pytest.mark.parametrize("defence", DEFENCES.names())
 def test_every_defence_can_be_captured(defence: str, flags: list[str]):
     config = parse([*flags, "--defences", NEEDS.get(defence, defence)])

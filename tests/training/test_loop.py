@@ -363,10 +363,13 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("compiler")
-def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("surrogate", ["gated", "recall"])
+def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
+    surrogate: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     seen, compiling = [], Surrogate.compile
     monkeypatch.setattr(Surrogate, "compile", lambda self, **how: seen.append(self) or compiling(self, **how))
-    flags = [*small, "--cem.surrogate", "gated", "--cem.warmup", "0", "--train.epochs", "1"]
+    flags = [*small, "--cem.surrogate", surrogate, "--cem.warmup", "0", "--train.epochs", "1"]
     plain, compiled = (
         train_run(tmp_path / name, parse([*flags, *more]))[0]
         for name, more in {"plain": [], "compiled": ["--train.compile"]}.items()

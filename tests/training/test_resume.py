@@ -1,6 +1,5 @@
 """A run that is stopped at any moment and started again ends, bit for bit, like a run that is never stopped."""
 
-import json
 import os
 import random
 import shutil
@@ -11,15 +10,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pytest
 import torch
 from interrupting import interrupt_at
+from killing import Killed, Server, die_at, serving
 from torch import Tensor, nn
 
-from splitveil import runs
 from splitveil.cli.arguments import parse
 from splitveil.manifest import problems
 from splitveil.registry import SURROGATES, Registry, UserError
@@ -30,10 +28,6 @@ from splitveil.training.checkpoint import restore_optimizer
 from splitveil.training.train_runs import train_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-class Killed(BaseException):
-    """Stands in for a kill -9: nothing catches it."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +108,25 @@ def test_a_run_from_before_an_options_present_default_goes_on_as_it_was_begun(sm
         train_run(tmp_path / "new", parse([*small, *older, "--train.epochs", "3"]))
 
 
+def test_a_defence_from_before_an_options_present_default_goes_on_as_it_was_begun(small: list[str], tmp_path: Path):
+    """Under likeness mse, alpha was 20 times weaker: the run of then keeps that, a new one does not have it."""
+    flags = [*small, "--defences", "bottleneck,gaussian,adversarial", "--defences.2.blocks", "1", "--defences.2.width", "4"]
+    flags += ["--defences.2.likeness", "mse", "--train.epochs", "2"]
+    folder = tmp_path / "run"
+    train_run(folder, parse([*flags, "--defences.2.mse-weight", "1"]))
+    text = (folder / "config.toml").read_text()
+    without = [line for line in text.splitlines(True) if "mse_weight" not in line]
+    assert len(without) == len(text.splitlines()) - 1
+    expected = (folder / "weights" / "last.safetensors").read_bytes()
+    shutil.rmtree(folder)
+    Run.create(folder, parse([*flags, "--defences.2.mse-weight", "1"]))
+    (folder / "config.toml").write_text("".join(without))
+    assert Run.open(folder).config.defences[2].mse_weight == 1
+    train_run(folder, parse(flags))
+    assert (folder / "weights" / "last.safetensors").read_bytes() == expected
+    assert Run.create(tmp_path / "new", parse(flags)).config.defences[2].mse_weight == 20
+
+
 def test_the_surrogates_adam_and_buffers_are_part_of_the_state(small: list[str], learned: None, tmp_path: Path):
     run, _, _ = train_run(tmp_path / "run", parse([*small, "--cem.surrogate", "learned", "--cem.warmup", "0"]))
     saved = run.load_state()
@@ -130,21 +143,11 @@ def test_a_kill_at_any_of_the_writes_loses_nothing(
     """Takes every k in turn: the process dies before, or after, it renames the k-th file that it has written."""
     config = parse([*small, "--train.epochs", "2", "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
-    expected, replace, kills = outcome(tmp_path / "whole"), os.replace, 0
+    expected, kills = outcome(tmp_path / "whole"), 0
     for k in range(100):
-        folder, left = tmp_path / str(k), k
-
-        def replace_and_die(source: Path, target: Path) -> None:
-            nonlocal left
-            if left == 0 and moment == "before":
-                raise Killed
-            replace(source, target)
-            left -= 1
-            if left < 0:
-                raise Killed
-
+        folder = tmp_path / str(k)
         with monkeypatch.context() as patch:
-            patch.setattr(runs.os, "replace", replace_and_die)
+            die_at(patch, k, moment)
             try:
                 train_run(folder, config)
                 break  # there were no more than k writes
@@ -235,54 +238,11 @@ def test_other_images_than_those_the_run_began_with_are_refused(small: list[str]
 
 # From here on real processes are stopped.
 
-SERVER = """
-import json, os, signal, sys, time
-import torch, torch._dynamo
-from splitveil.cli import commands
-from splitveil.__main__ import main
-for line in sys.stdin:
-    arguments, limit = json.loads(line)
-    began = time.monotonic()
-    if not (child := os.fork()):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        main(arguments)
-        os._exit(0)
-    pid = status = 0
-    while not pid and (limit is None or time.monotonic() < began + limit):
-        pid, status = os.waitpid(child, os.WNOHANG)
-        time.sleep(0.0005)
-    if not pid:
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - began]), flush=True)
-"""
-
-
-class Server:
-    """Forks a process for each command line, after torch is imported, and kills it after a while if asked."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self.ask: IO[str] = process.stdin
-        self.hear: IO[str] = process.stdout
-
-    def run(self, arguments: list[str], limit: float | None = None) -> tuple[int, float]:
-        """Return the exit code (-9 if killed) and the seconds it took."""
-        self.ask.write(json.dumps([arguments, limit]) + "\n")
-        self.ask.flush()
-        code, seconds = json.loads(self.hear.readline())
-        return code, seconds
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
-    ) as process:
-        yield Server(process)
-        assert process.stdin is not None
-        process.stdin.close()
+    with serving() as server:
+        yield server
 
 
 @pytest.mark.parametrize("moments", [3, pytest.param(10, marks=pytest.mark.slow)])

@@ -28,6 +28,8 @@ from splitveil.rng import stream
 
 COPIED = 2**30
 """Bytes of images up to which a part of them is copied, which makes its batches a little faster."""
+FIRST = 0.1
+"""Share of its rate with which a learner begins that has to warm up."""
 POINTS = 50
 """Most means of the loss that a training without epochs reports."""
 
@@ -38,11 +40,18 @@ def which_out(count: int, of: int, device: torch.device) -> Tensor:
     return (order < max(1, count)).to(device)
 
 
+def evenly(images: DeviceImages, most: int) -> DeviceImages:
+    """At most so many of the images, evenly spread over them; all of them for 0."""
+    if not 0 < most < len(images):
+        return images
+    return Rows(images, torch.arange(most, device=images.device) * len(images) // most)
+
+
 def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImages]:
     """All images but `count`, and those `count`; if there is only one image, it is in both."""
     out = which_out(count, len(images), images.device)
     kept = ~out if len(images) > 1 else out
-    if images.numbers * len(images) > COPIED:
+    if isinstance(images, Rows) or images.numbers * len(images) > COPIED:
         return Rows(images, kept.nonzero().squeeze(1)), Rows(images, out.nonzero().squeeze(1))
     parts = copy.copy(images), copy.copy(images)
     for part, chosen in zip(parts, (kept, out)):
@@ -85,22 +94,26 @@ class Learner:
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, amsgrad: bool = False, eps: float = 1e-8,
-        beta1: float = 0.9,
+        beta1: float = 0.9, *, decoupled: bool = False, clip: float = 0.0, warm: float = 0.0,
     ) -> None:  # fmt: skip
-        self.parameters, self.lr = list(parameters), lr
+        """`decoupled`: weight decay as in AdamW; `clip`: most norm of all gradients; `warm`: share of the training in which the
+        rate rises. None of them if not given."""
+        self.parameters, self.lr, self.clip, self.warm = list(parameters), lr, clip, warm
         self.adam: torch.optim.Adam | None = None
         if self.parameters:  # an edge may have none
             device = self.parameters[0].device
             on_gpu = device.type == "cuda"
             self.adam = torch.optim.Adam(
                 self.parameters, lr_on(device, lr), (beta1, 0.999), eps, weight_decay, amsgrad,
-                capturable=on_gpu, fused=on_gpu,
+                capturable=on_gpu, fused=on_gpu, decoupled_weight_decay=decoupled,
             )  # fmt: skip
 
     def step(self, loss: Tensor) -> None:
         if self.adam is not None:
             self.adam.zero_grad(set_to_none=True)
             loss.backward(inputs=self.parameters)  # no gradients for edge, cloud and channel: they are the victim's
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.parameters, self.clip)
             self.adam.step()
 
     def set_lr(self, lr: float) -> None:
@@ -110,7 +123,8 @@ class Learner:
     def slow(self, share: float, last: float = 1e-5) -> None:
         """Set the rate for this share of the training: half a cosine from the first to `last` (1e-5 as in CEM's code)."""
         last = min(last, self.lr)
-        self.set_lr(last + (self.lr - last) * 0.5 * (1 + cos(pi * share)))
+        risen = min(1.0, max(share / self.warm, FIRST)) if self.warm else 1.0
+        self.set_lr(risen * (last + (self.lr - last) * 0.5 * (1 + cos(pi * share))))
 
 
 class OnePartAhead:

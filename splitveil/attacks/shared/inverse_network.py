@@ -1,39 +1,44 @@
 """What the attacks with an inverse network share (`decoder`, `gan`): the network and its inputs.
 
-    x^ = D(z, mask, logits)                             z = pool(z'_1 … z'_r)
-    x^ = start + 2 D(z, mask, logits, z - p) - 1        with prototypes
+    x^ = D(z, mask, logits, how)                             z = pool(z'_1 … z'_r)
+    x^ = start + 2 D(z, mask, logits, how, z - p) - 1        with prototypes
 
     z'        [b, r, *z_shape]   r releases of each image, as they were sent
     z         [b, *z_shape]      their mean; if the channel zeroes entries at random (dropout), the mean over the releases that
                                  kept an entry, because the zeros of the others would only pull it towards 0
     mask      [b, *z_shape]      share of the releases in which an entry was not 0
     logits    [b, classes]       the cloud's answer to the first release, as constant maps
+    how       [b, 3]             how an own image was changed before it was sent (`fresh_pairs.py`): constant maps, 0 in attacks
     p, start  [b, *z_shape], [b, c, h, w]: the nearest prototype and its mean image (see `decoder`); 2 D - 1 is in (-1, 1)
 
-D is "res N# C#" of `splitveil.models.decoder`. The mask can be computed from z', so an unlimited network would not need it. A
-real one does: to tell a lost entry from a small one, it would have to learn a function that jumps at exactly 0. Letters: b
-batch, r releases, d numbers in z, k prototypes.
+D is "res N# C#" of `splitveil.models.decoder` or the U-Net of `splitveil.models.unet_decoder`.
+
+The mask can be computed from z', so an unlimited network would not need it. A real one does: to tell a lost entry from a small
+one, it would have to learn a function that jumps at exactly 0. Letters: b batch, r releases, d numbers in z, k prototypes.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from math import prod
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Watch, held_out
+from splitveil.attacks.shared.fitting import Watch, evenly, held_out
 from splitveil.attacks.threat import Access, Observation, ThreatModel
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import LARGE, DeviceImages, batch_size
 from splitveil.defences import AttackHints
-from splitveil.models.decoder import res_decoder
 from splitveil.options import option
+from splitveil.registry import UserError
 
 CHUNK = 500
 """Images that are rebuilt at a time."""
 SQUARED = 10_000
 """Rows that are squared at a time."""
+IN_A_LAYER = 2**25
+"""Numbers that one layer holds for the images of a step, and numbers in the images held out, at most (128 MiB)."""
 HELD_OUT = 20, 500
 """One image in 20 is held out, and at most 500."""
 
@@ -47,7 +52,10 @@ class InverseConfig(AttackConfig):
     epochs: int = option(50, at_least=1)
     """Passes over the attacker's images."""
     batch: int = option(256, at_least=1)
-    """Images a step."""
+    """Images a step; of images with more than 65,536 numbers fewer, so that no layer holds more than 2^25 numbers."""
+    images: int = option(0, at_least=0)
+    """Of the attacker's images, how many are learned from at most, evenly spread over all of them; 0 for all."""
+    added: ClassVar = frozenset({"images"})
     repeats: int = option(1, at_least=1)
     """Releases of one image that the attacker sees, in training and in the attack; 4, 16 and 64 are usual."""
     mask: bool = False
@@ -92,7 +100,8 @@ def nearest_row(z: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is None:
         squares = torch.cat([part.square().sum(1) for part in rows.split(SQUARED)])  # in parts: all would be as large as the rows
         return (squares - 2 * z @ rows.T).argmin(1)
-    return (mask @ rows.square().T - 2 * (mask * z) @ rows.T).argmin(1)
+    squares = torch.cat([mask @ part.square().T for part in rows.split(SQUARED)], 1)
+    return (squares - 2 * (mask * z) @ rows.T).argmin(1)
 
 
 class Inverse(nn.Module):
@@ -102,44 +111,82 @@ class Inverse(nn.Module):
     starts: Tensor | None
 
     def __init__(
-        self, z_shape: tuple[int, ...], x_shape: tuple[int, ...], blocks: int, width: int, *, kept: bool = False,
-        mask: bool = False, classes: int = 0, prototypes: tuple[Tensor, Tensor] | None = None,
+        self, z_shape: tuple[int, ...], make: Callable[[tuple[int, ...]], nn.Module], *, kept: bool = False,
+        mask: bool = False, classes: int = 0, changes: int = 0, prototypes: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
+        """`make` gives the network for inputs of a shape: that of z and all that is told beside it."""
         super().__init__()
-        self.kept, self.mask = kept, mask
+        self.kept, self.mask, self.changes = kept, mask, changes
         centres, starts = prototypes if prototypes is not None else (None, None)
         self.register_buffer("centres", centres)  # [k, *z_shape]
         self.register_buffer("starts", starts)  # [k, *x_shape]
         z = torch.zeros(1, *z_shape)
-        told = [z] * mask + [torch.zeros(1, classes)] * (classes > 0) + [z] * (centres is not None)
-        self.net = res_decoder(tuple(join(z, told).shape[1:]), x_shape, blocks, width)
+        vectors = [torch.zeros(1, count) for count in (classes, changes) if count]
+        told = [z] * mask + vectors + [z] * (centres is not None)
+        self.net = make(tuple(join(z, told).shape[1:]))
 
-    def forward(self, sent: Tensor, logits: Tensor | None = None) -> Tensor:
+    def inputs(self, sent: Tensor, logits: Tensor | None, how: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What D is given, and the index of the nearest prototype, if there are any."""
         z = pool(sent, self.kept)
         told = ([share_seen(sent)] if self.mask else []) + ([logits] if logits is not None else [])
-        if self.centres is None or self.starts is None:
-            return self.net(join(z, told))
+        if self.changes:
+            told.append(torch.zeros(len(z), self.changes, device=z.device) if how is None else how)
+        if self.centres is None:
+            return join(z, told), None
         nearest = nearest_row(z.flatten(1), self.centres.flatten(1))
-        return self.starts[nearest] + 2 * self.net(join(z, [*told, z - self.centres[nearest]])) - 1
+        return join(z, [*told, z - self.centres[nearest]]), nearest
+
+    def forward(self, sent: Tensor, logits: Tensor | None = None, how: Tensor | None = None) -> Tensor:
+        given, nearest = self.inputs(sent, logits, how)
+        return self.net(given) if self.starts is None else self.starts[nearest] + 2 * self.net(given) - 1
+
+
+class Mean(nn.Module):
+    """The mean of several networks' answers, each held to [0, 1]."""
+
+    def __init__(self, nets: Sequence[Inverse]) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, sent: Tensor, logits: Tensor | None = None) -> Tensor:
+        return torch.stack([net(sent, logits).clamp(0, 1) for net in self.nets]).mean(0)
+
+
+def to_begin_with(other: Attack, own: ThreatModel, name: str) -> "InverseAttack[Any]":
+    """The decoder that an attack begins with; refused if it is none, or sees what that attack may not."""
+    if not isinstance(other, InverseAttack) or not other.requires.knows_no_more_than(own):
+        raise UserError(f"{name} improves a decoder that sees no more than itself: one release, no logits; name such a one")
+    return other
+
+
+def check_given(improves: str, given: "InverseAttack[Any] | None", name: str) -> None:
+    """Refuse an attack that is to improve a decoder and was given none."""
+    if improves and given is None:
+        raise UserError(f"{name}: improves is {improves!r}, which only a list of attacks can give; leave it out")
 
 
 I = TypeVar("I", bound=InverseConfig)
+Seen = tuple[DeviceImages, list[tuple[Tensor, tuple[Tensor, Tensor | None]]]]
+"""Held-out images, and for parts of them [b] what was asked about each: releases [b, r, *z_shape], and logits or None."""
 
 
 class InverseAttack(Attack[I]):
-    """Base of `decoder` and `gan`: builds the inverse network, gives it its inputs, and rebuilds images with it."""
+    """Base of `decoder` and `gan`: gives the inverse network its inputs, and rebuilds images with it."""
 
-    net_: Inverse
+    net_: Inverse | Mean
 
     def __init__(self, config: I, seed: int) -> None:
         super().__init__(config, seed)
         self.requires = ThreatModel(cloud_weights=config.logits, observations=config.repeats)
 
-    def network(self, access: Access, blocks: int, width: int, prototypes: tuple[Tensor, Tensor] | None = None) -> Inverse:
+    def network(
+        self, access: Access, make: Callable[[tuple[int, ...]], nn.Module], prototypes: tuple[Tensor, Tensor] | None = None,
+        changes: int = 0,
+    ) -> Inverse:  # fmt: skip
         """A network with the inputs that the options ask for and random weights; the caller sets the seed."""
         return Inverse(
-            access.z_shape, access.x_shape, blocks, width, kept=loses_entries(access.hints), mask=self.config.mask,
-            classes=self._classes(access) if self.config.logits else 0, prototypes=prototypes,
+            access.z_shape, make, kept=loses_entries(access.hints), mask=self.config.mask,
+            classes=self._classes(access) if self.config.logits else 0, changes=changes, prototypes=prototypes,
         )  # fmt: skip
 
     def ask(self, access: Access, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -152,14 +199,32 @@ class InverseAttack(Attack[I]):
         """Access without the few images that are held out, and the images held out."""
         assert access.auxiliary is not None
         every, most = HELD_OUT
-        images, out = held_out(access.auxiliary, min(most, len(access.auxiliary) // every))
+        own = evenly(access.auxiliary, self.config.images)
+        if len(own) < len(access.auxiliary):
+            self.facts_["learned_from"] = len(own)
+        images, out = held_out(own, min(most, len(own) // every, IN_A_LAYER // own.numbers))
         return replace(access, auxiliary=images), out
 
-    def watch(self, access: Access, net: Inverse, out: DeviceImages, error: Callable[[Tensor, Tensor], Tensor]) -> Watch:
-        """Watches the network's error on the held-out images; each of these is sent only once, for all epochs."""
-        x = out.take(slice(None))
-        asked = self.ask(access, x)
-        return Watch(net, lambda: error(net(*asked), x), self.config.epochs)
+    def step_size(self, access: Access) -> int:
+        """Images a step: the batch that was asked for, or of large images as many as a layer at full size may hold."""
+        if prod(access.x_shape) <= LARGE:
+            return self.config.batch
+        return max(2, min(self.config.batch, IN_A_LAYER // (self.config.width * prod(access.x_shape[1:]))))
+
+    def seen(self, access: Access, out: DeviceImages) -> Seen:
+        """Parts of the held-out images, and what the attacker sees of each: they are sent only once, for all epochs."""
+        parts = torch.arange(len(out), device=out.device).split(batch_size(out.numbers, CHUNK))
+        return out, [(part, self.ask(access, out.take(part))) for part in parts]
+
+    def watch(self, net: Inverse, seen: Seen, error: Callable[[Tensor, Tensor], Tensor], epochs: int) -> Watch:
+        """Watches the network's error on held-out images."""
+        out, parts = seen
+
+        def mean() -> Tensor:
+            errors = [error(net(*asked), out.take(part)) * (len(part) / len(out)) for part, asked in parts]
+            return torch.stack(errors).sum()
+
+        return Watch(net, mean, epochs)
 
     @torch.no_grad()
     def _answer(self, access: Access, sent: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitveil.auditing.doors.function import black_box
-from splitveil.auditing.subject import Subject
+from splitveil.auditing.subject import Subject, tensors_sha256
 from splitveil.registry import UserError
 
 
@@ -54,8 +54,5 @@ def exported(program: torch.export.ExportedProgram, x: Tensor) -> Subject:
     wanted = [size if isinstance(size, int) else None for size in held.shape]
     if len(wanted) != x.dim() or any(size not in (None, given) for size, given in zip(wanted[1:], x.shape[1:])):
         raise UserError(f"the images are {list(x.shape[1:])}, the program takes {wanted[1:]}; give images of its size")
-    sha = hashlib.sha256()
-    for name, value in sorted(program.state_dict.items()):
-        sha.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    sha.update(str(program.graph).encode())
-    return black_box(in_batches(program.module(), wanted[0]), x, "the exported program", sha.hexdigest())
+    digest = hashlib.sha256(f"{tensors_sha256(program.state_dict.items())} {program.graph}".encode()).hexdigest()
+    return black_box(in_batches(program.module(), wanted[0]), x, "the exported program", digest)

@@ -25,11 +25,13 @@ class Answers(nn.Module):
 
     def __init__(self, ask: Callable[[Tensor], Any]) -> None:
         super().__init__()
+        self.itemsize = 4  # bytes of a number of the last answer
         self.ask = lambda x: ask(x)  # a module that is given as a function must not become a part of this one
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         z = self.ask(x)
+        self.itemsize = min(4, z.element_size()) if isinstance(z, Tensor) else 4  # numpy's 64 bits are seldom sent
         return z.detach().to(x.device).float() if isinstance(z, Tensor) and z.is_floating_point() else z
 
 
@@ -49,7 +51,7 @@ def black_box(ask: Callable[[Tensor], Any], x: Tensor, what: str, digest: str = 
         lacks = {**BLACK_BOX, "cloud_weights": "the cloud is a black box: its weights are not known"}
     model = SplitModel(edge, NoCloud() if cloud is None else Answers(cloud), tuple(z.shape[1:]), tuple(x.shape[1:]))
     owner = nn.ModuleList([edge, cloud]) if isinstance(cloud, nn.Module) else edge
-    return Subject(model, what, digest, owner, lacks, opaque=True, notes=notes)
+    return Subject(model, what, digest, owner, lacks, opaque=True, notes=notes, z_itemsize=edge.itemsize)
 
 
 def name_of(ask: Callable[[Tensor], Any]) -> str:

@@ -57,9 +57,9 @@ class Until(nn.Module):
 class From(nn.Module):
     """The network behind its submodule `at`."""
 
-    def __init__(self, whole: nn.Module, at: str, x_shape: tuple[int, ...]) -> None:
+    def __init__(self, whole: nn.Module, at: str, x_shape: tuple[int, ...], takes: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.whole, self.at, self.x_shape = whole, at, x_shape
+        self.whole, self.at, self.x_shape, self.takes = whole, at, x_shape, takes
 
     def forward(self, z: Tensor) -> Tensor:
         def replace(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -68,7 +68,7 @@ class From(nn.Module):
 
         hook = self.whole.get_submodule(self.at).register_forward_hook(replace)
         try:
-            return tensor_of(self.whole(torch.zeros(len(z), *self.x_shape, device=z.device)))
+            return tensor_of(self.whole(torch.zeros(len(z), *self.x_shape, device=z.device, dtype=self.takes)))
         finally:
             hook.remove()
 
@@ -76,7 +76,7 @@ class From(nn.Module):
 @torch.no_grad()
 def hooked(module: nn.Module, at: str, x: Tensor) -> Subject:
     """The network cut after its submodule `at`; x are a few images on its device."""
-    edge, cloud = Until(module, at), From(module, at, tuple(x.shape[1:]))
+    edge, cloud = Until(module, at), From(module, at, tuple(x.shape[1:]), x.dtype)
     with in_mode(module, False):
         z = edge(x)
         if not isinstance(z, Tensor) or z.dim() < 2 or len(z) != len(x) or not z.is_floating_point():

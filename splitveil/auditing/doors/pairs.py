@@ -44,6 +44,7 @@ LACKS: Mapping[str, str] = {
     "channel": f"{ONLY}, not the channel",
     DEFENCES: f"{ONLY}, not the defences",
     "observations": f"{ONLY}: each image was recorded once",
+    "any_image": f"{ONLY}, and no more can be asked for",
 }
 
 
@@ -52,9 +53,11 @@ class Pairs(NamedTuple):
 
     pictures: Pictures
     sent: np.ndarray  # [n, *z_shape]
+    itemsize: int
+    """Bytes of one number as it was recorded."""
 
     def take(self, index: np.ndarray) -> "Pairs":
-        return Pairs(self.pictures.take(index), self.sent[index])
+        return Pairs(self.pictures.take(index), self.sent[index], self.itemsize)
 
 
 def key_of(x: Tensor) -> Tensor:
@@ -131,14 +134,15 @@ def part_of(arrays: Mapping[str, Any], prefix: str, where: str, scratch: Path) -
         if f"{prefix}{name}" not in arrays:
             raise UserError(f"{where} has {', '.join(arrays) or 'no arrays'}, lacks {prefix}{name}; save sent, images and labels")
     sent, labels = arrays[f"{prefix}sent"], arrays.get(f"{prefix}labels")
-    sent = sent.float().numpy() if isinstance(sent, Tensor) else np.asanyarray(sent)
+    itemsize = sent.element_size() if isinstance(sent, Tensor) else np.asanyarray(sent).itemsize
+    sent = sent.float().numpy() if isinstance(sent, Tensor) else np.asanyarray(sent)  # numpy has no bfloat16
     if not np.issubdtype(sent.dtype, np.number) or np.issubdtype(sent.dtype, np.complexfloating) or sent.ndim < 2:
         raise UserError(f"{where}: {prefix}sent is {sent.dtype} {list(sent.shape)}, must be numbers [n, …]")
     images = arrays[f"{prefix}images"]
     pictures = read_images((images, labels), f"{prefix}images", scratch)
     if len(sent) != len(pictures):
         raise UserError(f"{where}: {len(sent)} rows of {prefix}sent for {len(pictures)} images; give one for each")
-    return Pairs(pictures, sent)
+    return Pairs(pictures, sent, itemsize)
 
 
 def once(pairs: Pairs, keys: np.ndarray, before: np.ndarray | None = None) -> tuple[Pairs, np.ndarray]:
@@ -185,4 +189,5 @@ def open_pairs(source: Any, attacker: Any, seed: int, scratch: Path) -> tuple[Su
     edge, shape = Recorded(keys, sent), tuple(mine.pictures.images.shape[1:])
     digest = hashlib.sha256(np.ascontiguousarray(sent.numpy()).data).hexdigest()
     model = SplitModel(edge, NoCloud(), tuple(sent.shape[1:]), shape)
-    return Subject(model, f"{len(keys)} pairs", digest, edge, LACKS, opaque=True), mine.pictures, theirs.pictures, notes
+    subject = Subject(model, f"{len(keys)} pairs", digest, edge, LACKS, opaque=True, z_itemsize=mine.itemsize)
+    return subject, mine.pictures, theirs.pictures, notes

@@ -145,6 +145,37 @@ def read_part(folder: Path, classes: tuple[str, ...], size: int, grey: bool, ide
     return ImageSet(read_pictures(files, size, grey), numbers, classes, numbers.copy() if identities else None)
 
 
+class PictureFiles:
+    """The images of a folder, or of the class folders in it, as a data set of (image, label) that is read one at a time.
+
+    Where there are no class folders, there are no labels. `classes` numbers the classes.
+    """
+
+    def __init__(self, folder: Path, classes: Sequence[str], size: int, grey: bool) -> None:
+        self.size, self.grey, self.files, self.labels = size, grey, list[Path](), list[int]()
+        for within in class_folders(folder) or [folder]:
+            found = class_files(within)
+            self.files += found
+            if within != folder:
+                self.labels += [classes.index(within.name)] * len(found)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, at: int) -> tuple[np.ndarray] | tuple[np.ndarray, int]:
+        picture = read_picture(self.files[at], self.size, self.grey)
+        return (picture, self.labels[at]) if self.labels else (picture,)
+
+
+def picture_files(folders: Sequence[Path], size: int, grey: bool) -> list[PictureFiles]:
+    """The images of each folder; a class is the same in all of them by its name, and classes are numbered in sorted order."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder; name one with images, or with one folder a class")
+    classes = sorted({entry.name for folder in folders for entry in class_folders(folder)})
+    return [PictureFiles(folder, classes, size, grey) for folder in folders]
+
+
 @DATASETS.register("folder", Config)
 def folder(path: str, size: int, grey: bool, identities: bool) -> Source:
     """Image files (PNG, JPEG, BMP, WebP, PPM, TIFF), one folder a class, resized to a square."""

@@ -1,6 +1,6 @@
 """The proxy decoder: a defence's own attacker, which is trained along with the task to rebuild x from what is sent.
 
-    learn     phi  <-  Adam on  |G_phi(z') - x|^2
+    learn     phi  <-  Adam on  |G_phi(z') - x|^2      or on  -SSIM(G_phi(z'), x), as ResSFL and CEM do
     guess     G_phi(z'), with a gradient for z' and none for phi
 
     z' [b, *z_shape] what is sent     x [b, c, h, w] in [0, 1]     G the decoder res N# C#, as the attacks use it; phi its weights
@@ -12,23 +12,27 @@ Known failure of every defence that trains against it: the edge learns to defeat
 who trains one of his own gets more; that is why a defence hands out the proxy's weights in its `attack_hints`.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitveil.compute.cuda_graph import set_lr
 from splitveil.compute.process_group import average_gradients
 from splitveil.models.decoder import res_decoder
-from splitveil.split_model import SplitModel
+from splitveil.split_model import SplitModel, in_mode
 
 
 class Proxy(nn.Module):
     """A decoder and its Adam. `attach` builds the decoder once the shape of z is known."""
 
-    def __init__(self, blocks: int, width: int, lr: float) -> None:
+    def __init__(self, blocks: int, width: int, lr: float, error: Callable[[Tensor, Tensor], Tensor] = F.mse_loss) -> None:
+        """`error` of a guess and x is what it minimises."""
         super().__init__()
-        self.blocks, self.width, self.lr = blocks, width, lr
+        self.blocks, self.width, self.lr, self.error = blocks, width, lr, error
         self.decoder = nn.Sequential()
 
     def attach(self, model: SplitModel) -> None:
@@ -41,17 +45,26 @@ class Proxy(nn.Module):
         parameters = list(self.decoder.parameters())
         return torch.optim.Adam(parameters, self.lr, capturable=parameters[0].is_cuda)
 
-    def guess(self, sent: Tensor) -> Tensor:
-        """[b, *z_shape] -> [b, c, h, w]; the gradient passes through the decoder, whose own weights get none."""
+    def set_lr(self, lr: float) -> None:
+        """From the next step on. A recorded step is recorded anew, because `lr` is one of its settings."""
+        self.lr = lr
+        set_lr(self.optimizer, lr)
+
+    def guess(self, sent: Tensor, settled: bool = False) -> Tensor:
+        """[b, *z_shape] -> [b, c, h, w]; the gradient passes through the decoder, whose own weights get none.
+
+        `settled`: its BatchNorms use their running statistics, as those of an attacker who has finished training.
+        """
         self.decoder.requires_grad_(False)
         try:
-            return self.decoder(sent.float())
+            with in_mode(self.decoder, False) if settled else nullcontext():
+                return self.decoder(sent.float())
         finally:
             self.decoder.requires_grad_(True)
 
     def learn(self, sent: Tensor, x: Tensor) -> None:
         """One step of Adam towards x, for the decoder and nothing else."""
-        loss = F.mse_loss(self.decoder(sent.detach().float()), x)
+        loss = self.error(self.decoder(sent.detach().float()), x)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         average_gradients(self.decoder.parameters())

@@ -8,9 +8,10 @@ number, k + floor(n) = floor(k + n): what is sent is a function of the sum of *r
 proved of Gaussian or Laplace noise around k holds word for word, also where whole numbers are turned into floats afterwards.
 (The discrete Gaussian of Canonne, Kamath and Steinke, NeurIPS 2020, would do as well, with an accounting of its own.)
 
-How. A number is drawn by Walker's alias method: one of 2^a cells by a bits, then the cell or its alias by a threshold of 63 bits.
-The tables are made in whole numbers of 160 bits, the same on every machine. The sign is a bit of its own: of a symmetric n,
-floor(n) is m or -1 - m with m = floor(|n|). A Laplace m has two digits of 11 bits, which are independent of each other.
+How. A number is drawn by Walker's alias method (alias_method.py): one of 2^a cells by a bits, then the cell or its alias by a
+threshold of 63 bits. The tables are made in whole numbers of 160 bits, the same on every machine. The sign is a bit of its own:
+of a symmetric n, floor(n) is m or -1 - m with m = floor(|n|). A Laplace m has two digits of 11 bits, which are independent of
+each other. Secret noise is made on the CPU, also for a GPU, which nobody waits for that way, and in service ahead of time.
 
 DISTANCE is how far the drawn numbers are from the true distribution, in total variation: the thresholds are rounded to 2^-63,
 and what lies beyond 16 standard deviations (64 scales) is never drawn. With this probability at most, for each entry, what is
@@ -24,11 +25,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from splitveil.noise import words
+from splitveil.defences.shared.alias_method import AliasTable, alias_table, leading_bits, pick, pick_secretly
+from splitveil.noise import drawn_secretly, secret, words
 
 NORMAL_STEPS, LAPLACE_STEPS = 4096, 65536
 DISTANCE = 2.0**-62
-ONE, BITS, DIGIT = 2**63, 160, 11
+BITS, DIGIT, WORD = 160, 11, 2**31 - 1
 
 
 def exp_of(numerator: int, denominator: int) -> int:
@@ -65,43 +67,46 @@ def geometric(numerator: int, denominator: int) -> list[int]:
     return found
 
 
-def alias_table(masses: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Walker's tables (threshold, alias), [n] each, of a distribution over n cells that is rounded to 2^-63 / n (Vose 1991)."""
-    n, total = len(masses), sum(masses)
-    left = [mass * n * ONE // total for mass in masses]  # ONE for a cell that has its fair share
-    left[0] += n * ONE - sum(left)
-    threshold, alias = [0] * n, list(range(n))
-    small = [i for i in range(n) if left[i] < ONE]
-    large = [i for i in range(n) if left[i] > ONE]
-    while small:
-        i, donor = small.pop(), large[-1]
-        threshold[i], alias[i] = left[i], donor
-        left[donor] -= ONE - left[i]
-        if left[donor] <= ONE:
-            large.pop()
-            small += [donor] * (left[donor] < ONE)
-    return torch.tensor(threshold), torch.tensor(alias)
-
-
 @cache
-def normal_tables() -> tuple[Tensor, Tensor]:
+def normal_table() -> AliasTable:
     return alias_table(half_normal())
 
 
 @cache
-def laplace_tables() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of the low digit, then those of the high one."""
-    return *alias_table(geometric(1, LAPLACE_STEPS)), *alias_table(geometric(2**DIGIT, LAPLACE_STEPS))
+def laplace_tables() -> tuple[AliasTable, AliasTable]:
+    """That of the low digit and that of the high one."""
+    return alias_table(geometric(1, LAPLACE_STEPS)), alias_table(geometric(2**DIGIT, LAPLACE_STEPS))
 
 
-def pick(threshold: Tensor, alias: Tensor, cell: Tensor, word: Tensor) -> Tensor:
-    """The cell, or its alias where the word is not below the threshold; [n] each."""
-    return torch.where(word < threshold.index_select(0, cell), cell, alias.index_select(0, cell))
+@cache
+def leading_of_normal() -> Tensor:
+    return leading_bits(normal_table())
+
+
+@cache
+def leading_of_laplace() -> tuple[Tensor, Tensor]:
+    low, high = laplace_tables()
+    return leading_bits(low), leading_bits(high)
 
 
 def signed(size: Tensor, sign: Tensor) -> Tensor:
-    """floor(n) from floor(|n|) and a sign of 0 or 1: m or -1 - m."""
-    return size ^ -sign
+    """floor(n) from floor(|n|) and a sign of 0 or -1: m or -1 - m."""
+    return size.bitwise_xor_(sign)
+
+
+def secret_normal_steps(count: int) -> Tensor:
+    """floor(4096 N(0, 1)), [count] in int32, on the CPU."""
+    word = secret(count, torch.int32)
+    sign = word >> 31
+    return signed(pick_secretly(normal_table(), leading_of_normal(), word.bitwise_and_(WORD)), sign)
+
+
+def secret_laplace_steps(count: int) -> Tensor:
+    """floor(65536 Lap(1)), [count] in int32, on the CPU."""
+    word = secret(2 * count, torch.int32).view(2, count)
+    sign = word[0] >> 31
+    low, high = map(pick_secretly, laplace_tables(), leading_of_laplace(), word.bitwise_and_(WORD))
+    return signed(low.add_(high.bitwise_left_shift_(DIGIT)), sign)
 
 
 def whole_steps(z: Tensor, step: float) -> Tensor:
@@ -134,13 +139,15 @@ class RoundedNormal(RoundedNoise):
 
     def __init__(self) -> None:
         super().__init__()
-        for name, table in zip(("threshold", "alias"), normal_tables()):
+        for name, table in zip(("threshold", "alias"), normal_table()):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            return drawn_secretly(secret_normal_steps, shape, self.alias.device)
         word, other = words((2, prod(shape)), self.alias.device, generator)
-        a = NORMAL_STEPS.bit_length() + 3  # the tables have 16 * 4096 = 2^a cells
-        return signed(pick(self.threshold, self.alias, other & (2**a - 1), word), (other >> a) & 1).view(tuple(shape))
+        a = NORMAL_STEPS.bit_length() + 3  # the table has 16 * 4096 = 2^a cells
+        return signed(pick(self.threshold, self.alias, other & (2**a - 1), word), -((other >> a) & 1)).view(tuple(shape))
 
 
 class RoundedLaplace(RoundedNoise):
@@ -154,12 +161,15 @@ class RoundedLaplace(RoundedNoise):
 
     def __init__(self) -> None:
         super().__init__()
-        for name, table in zip(("low_threshold", "low_alias", "high_threshold", "high_alias"), laplace_tables()):
+        low, high = laplace_tables()
+        for name, table in zip(("low_threshold", "low_alias", "high_threshold", "high_alias"), (*low, *high)):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            return drawn_secretly(secret_laplace_steps, shape, self.low_alias.device)
         first, second, other = words((3, prod(shape)), self.low_alias.device, generator)
         last = 2**DIGIT - 1
         low = pick(self.low_threshold, self.low_alias, other & last, first)
         high = pick(self.high_threshold, self.high_alias, (other >> DIGIT) & last, second)
-        return signed(low + (high << DIGIT), (other >> 2 * DIGIT) & 1).view(tuple(shape))
+        return signed(low + (high << DIGIT), -((other >> 2 * DIGIT) & 1)).view(tuple(shape))

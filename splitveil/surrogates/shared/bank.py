@@ -62,3 +62,12 @@ class Bank(nn.Module):
         nothing = self.classes * self.size
         row = torch.nn.functional.pad(torch.where(known, row, nothing).flatten(), (0, 1), value=nothing)
         return self.rows.index_select(0, row), known
+
+    def remembered(self, label: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """All that is remembered of [g] classes, [g, size, d]; and [g, size], 1 where there is something, if `there` [g].
+
+        Labels of as many groups as there are classes must be in order: nothing is copied then.
+        """
+        rows = self.rows[:-1].view(self.classes, self.size, -1)
+        known = torch.arange(self.size, device=label.device) < self.written[label].unsqueeze(1)
+        return rows if len(label) == self.classes else rows.index_select(0, label), (known & there.unsqueeze(1)).to(rows.dtype)

@@ -7,7 +7,7 @@ present), n places of a group, s weightings of its samples, d dimensions.
 
 from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,17 @@ class BankByNeedConfig(GroupConfig):
 
     bank: int | None = option(None, at_least=0, before=0)
     """Features of each class that are remembered; 0 for none. Default is 16 if a batch holds fewer than 4 samples of a class."""
+
+
+class Counted(Protocol):
+    """Groups of which it is known how many samples they have."""
+
+    @property
+    def label(self) -> Tensor: ...  # [g], the class of each group
+    @property
+    def count(self) -> Tensor: ...  # [g], samples of the batch
+    @property
+    def total(self) -> Tensor: ...  # [g], samples with those of the bank
 
 
 class Seats(NamedTuple):
@@ -78,29 +89,46 @@ def places_for(batch: int, largest_share: float, capacity: int, bank: int) -> in
     return max(capacity, EVEN * ceil((batch * largest_share + bank) / EVEN))
 
 
-def seats(y: Tensor, classes: int, n: int, capacity: int, dtype: torch.dtype) -> Seats:
-    """[b] labels -> a place for each sample in its class's group of n, the first `capacity` of which are for the batch."""
-    b, device = len(y), y.device
+class Present(NamedTuple):
+    """The classes that a batch can hold, numbered: all of them, or if there are more than samples, those that it does hold."""
+
+    own: Tensor  # [b], the number of each sample's class
+    label: Tensor  # [g], the class of each number
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]  # [g], samples of the batch
+    member: Tensor  # [b, c], 1 for the sample's class
+
+
+def present(y: Tensor, classes: int) -> Present:
+    """[b] labels -> g = min(b, classes) groups; where g is the number of classes, a group's number is its class."""
+    g, device = min(len(y), classes), y.device
     member = members(y, classes, torch.float32)  # [b, c]
     counts = member.sum(0).long()  # [c]
-    if classes <= b:
-        g, own, label = classes, y, torch.arange(classes, device=device)
-        held = counts
-    else:  # at most b classes can be there: those that are take the first places
-        g, present = b, counts > 0
-        rank = torch.where(present, present.cumsum(0) - 1, g)  # [c]
-        own = rank[y]
-        label = rank.new_zeros(g + 1).scatter(0, rank, torch.arange(classes, device=device))[:g]
-        held = torch.where(torch.arange(g, device=device) < present.sum(), counts[label], 0)
+    if classes <= len(y):
+        return Present(y, torch.arange(classes, device=device), counts, member)
+    there = counts > 0
+    rank = torch.where(there, there.cumsum(0) - 1, g)  # [c]
+    label = rank.new_zeros(g + 1).scatter(0, rank, torch.arange(classes, device=device))[:g]
+    held = torch.where(torch.arange(g, device=device) < there.sum(), counts[label], 0)
+    return Present(rank[y], label, held, member)
+
+
+def seats(y: Tensor, classes: int, n: int, capacity: int, dtype: torch.dtype) -> Seats:
+    """[b] labels -> a place for each sample in its class's group of n, the first `capacity` of which are for the batch."""
+    own, label, held, member = present(y, classes)
     position = order_in_class(member)
-    place = torch.where(position < capacity, own * n + position, g * n)
+    place = torch.where(position < capacity, own * n + position, len(label) * n)
     fits = held.clamp_max(capacity)
-    mask = torch.arange(n, device=device) < fits.unsqueeze(1)
+    mask = torch.arange(n, device=y.device) < fits.unsqueeze(1)
     return Seats(mask.to(dtype), label, fits.to(dtype), (held - fits).sum(), place)
 
 
-def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None, places: int = 0) -> Groups:
-    """[b, d] -> the samples of each class, at most `capacity`; then the newest that the bank remembers, up to `places` in all."""
+def group(
+    z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None = None, places: int = 0, stand_in: bool = True
+) -> Groups:
+    """[b, d] -> the samples of each class, at most `capacity`; then the newest that the bank remembers, up to `places` in all.
+
+    A remembered sample has no gradient. With `stand_in` those of the batch stand for it: else a bank would weaken the pull.
+    """
     n = max(capacity, places)
     mask, label, count, overflow, place = seats(y, classes, n, capacity, z.dtype)
     g = len(label)
@@ -112,9 +140,9 @@ def group(z: Tensor, y: Tensor, classes: int, capacity: int, bank: Bank | None =
         rows, known = bank.recall(label.unsqueeze(1), torch.where(held > 0, behind, -1))
         rows, known = rows.to(z.dtype), known.to(z.dtype)
         mask = mask + known
-        # A remembered sample has no gradient. Those of the batch stand for it: without this factor a bank would weaken the pull.
-        factor = (1 + known.sum(1) / count.clamp_min(1)).index_select(0, own_group(place, mask))  # [b]
-        z = torch.lerp(z.detach(), z, factor.unsqueeze(1))
+        if stand_in:
+            factor = (1 + known.sum(1) / count.clamp_min(1)).index_select(0, own_group(place, mask))  # [b]
+            z = torch.lerp(z.detach(), z, factor.unsqueeze(1))
     x = rows.index_copy(0, place, z)[:-1].view(g, n, -1)  # the last row is for samples without a place
     return Groups(x, mask, label, count, overflow, place)
 
@@ -216,23 +244,23 @@ def weighted_moments(x: Tensor, weight: Tensor) -> Weighted:
     return Weighted(mass, mean + centre, variance)
 
 
-def betas(groups: Groups | Seats) -> Tensor:
+def betas(groups: Counted) -> Tensor:
     """[g], each class's share of the batch; 0 for a class of which one sample is known, which has no spread."""
     return groups.count * (groups.total > 1) / groups.count.sum().clamp_min(1)
 
 
-def skipped_groups(groups: Groups | Seats) -> Tensor:
+def skipped_groups(groups: Counted) -> Tensor:
     """Number of classes present of which a single sample is known."""
     return ((groups.total <= 1) & (groups.count > 0)).sum()
 
 
-def share_of_groups(flag: Tensor, groups: Groups | Seats) -> Tensor:
+def share_of_groups(flag: Tensor, groups: Counted) -> Tensor:
     """Share of the classes present with two samples or more for which the flag is set."""
     usable = (groups.total > 1) & (groups.count > 0)
     return (flag & usable).sum() / usable.sum().clamp_min(1)
 
 
-def by_class(value: Tensor, groups: Groups | Seats, classes: int) -> Tensor:
+def by_class(value: Tensor, groups: Counted, classes: int) -> Tensor:
     """[g] values to their classes, [c]; 0 for a class that is absent."""
     value = torch.where(groups.count > 0, value.detach(), 0)
     return value.new_zeros(classes).index_add(0, groups.label, value)

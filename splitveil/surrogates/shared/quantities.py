@@ -40,6 +40,9 @@ COMMON = {
         "share of the classes whose attention or centres could not be used or were no better; should be low after the start",
         "share", 0.5, True,
     ),
+    "tripped": Quantity(
+        "Attention alarm", "share of the steps in which the monitor had equal weights stand in; should be 0", "share", 0.5, True,
+    ),
     "skipped_classes": Quantity(
         "Classes skipped", "mean number in a batch with too few samples to measure; should be near 0, else raise train.batch",
         "count", None, True,

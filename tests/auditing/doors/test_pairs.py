@@ -76,7 +76,10 @@ def test_what_pairs_cannot_show_is_skipped_or_not_checked_by_name() -> None:
     tables = {name: values[:60] for name, values in table().items()}
     report = splitveil.audit(pairs=tables, suite="quick")
     assert set(report.attacks) == {"mean_image", "class_mean", "nearest", "ridge", "decoder-small"}
-    assert report.skipped == {"decoder-repeats16": "only pairs are known: each image was recorded once"}
+    assert report.skipped == {
+        "code_mean": "the channel sends no finite code: there are no codes to count out",
+        "decoder-repeats16": "only pairs are known: each image was recorded once",
+    }
     assert set(report.not_checked) == {
         "defence-inactive", "attention-collapsed", "whitebox-weaker", "averaging-hole", "gradient-masked", "bound-violated",
         "channel-off-at-inference", "noise-predictable",
@@ -85,6 +88,14 @@ def test_what_pairs_cannot_show_is_skipped_or_not_checked_by_name() -> None:
     assert not report.attacks["decoder-small"].threat.channel  # nobody was told what stood between
     with pytest.raises(UserError, match="rmle: only pairs are known, not the edge's weights"):
         splitveil.audit(pairs=tables, attacks=["rmle"])
+
+
+def test_of_pairs_no_changed_image_is_asked_about_and_the_summary_says_so() -> None:
+    tables = {name: values[:60] for name, values in table().items()}
+    strong = {"name": "decoder", "net": "unet", "augment": True, "width": 4, "epochs": 1}
+    report = splitveil.audit(pairs=tables, attacks=[strong])
+    assert report.attacks["decoder"].facts["augmented"] is False
+    assert report.attacks["decoder"].threat.describe()["queries"] == "own images through edge and channel, as recorded"
 
 
 def test_zeros_of_what_was_sent_may_be_a_mask() -> None:

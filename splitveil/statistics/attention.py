@@ -1,0 +1,78 @@
+"""Entropy of attention: how evenly the weights of a row spread over its keys, and how low their logits let it fall.
+
+    H          -sum_k a_k log a_k, at most log n for n keys; h = H / log n is between 0 and 1
+    s          |u - mean(u)|, the centred norm of a row's logits u; a softmax does not feel their mean
+    floor      log(1 + (n - 1) e) + s sqrt(n (n - 1)) e / (1 + (n - 1) e),     e = exp(-s sqrt(n / (n - 1)))
+
+No row whose centred logits have norm s has less entropy than the floor (Zhai et al., ICML 2023, for norms that are not centred):
+the least has one logit above the others, which are equal. So a cap on the norms of the matrices that make the logits is a cap on
+how far attention can collapse. Weights tell s too: log a_k is u_k but for a constant of the row.
+
+Weights are [..., k] and 0 where there is no key; `there` [..., k] is 1 where there is one. A row with one key has no choice:
+its h and floor are 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST = 1e-30
+"""Weights below it are taken for it: their logarithm stays finite, and what they add to the entropy is nothing."""
+
+
+def of_most(entropy: Tensor, n: Tensor) -> Tensor:
+    """Entropies as a share of their maximum log n; 1 where there is one key or none."""
+    return torch.where(n > 1, entropy / n.clamp_min(2).to(entropy.dtype).log(), 1.0)
+
+
+def relative_entropy(a: Tensor, n: Tensor) -> Tensor:
+    """H / log n, [..., k] and [...] -> [...]. Weights that are 0 have a finite gradient."""
+    return of_most(-torch.xlogy(a, a.clamp_min(LEAST)).sum(-1), n)
+
+
+def effective_samples(a: Tensor) -> Tensor:
+    """1 / sum_k a_k^2, [..., k] -> [...]: how many keys carry the weight."""
+    return 1 / a.square().sum(-1).clamp_min(1e-30)
+
+
+def centred_norm(a: Tensor, there: Tensor) -> Tensor:
+    """s, from the weights alone: [..., k] -> [...]."""
+    logits = a.clamp_min(LEAST).log() * there
+    n = there.sum(-1, keepdim=True).clamp_min(1)
+    return ((logits - logits.sum(-1, keepdim=True) / n) * there).square().sum(-1).sqrt()
+
+
+def certified_entropy(s: Tensor, n: Tensor) -> Tensor:
+    """The least entropy in nats of a row over n keys whose centred logits have norm s; 0 for n < 2. Both [...]."""
+    n = n.to(s.dtype)
+    others, gap = (n - 1).clamp_min(1), s * (n / (n - 1).clamp_min(1)).sqrt()
+    rest = others * torch.exp(-gap)
+    return torch.where(n > 1, torch.log1p(rest) + gap * rest / (1 + rest), 0)
+
+
+class Rows(NamedTuple):
+    """What is known of each row of an attention, [...] each."""
+
+    entropy: Tensor  # H / log n
+    effective: Tensor  # effective keys, as a share of n
+    norm: Tensor  # s
+    certified: Tensor  # the floor, as a share of log n
+
+
+def rows_of(a: Tensor, there: Tensor) -> Rows:
+    n = there.sum(-1)
+    s = centred_norm(a, there)
+    return Rows(
+        relative_entropy(a, n), effective_samples(a) / n.clamp_min(1), s, of_most(certified_entropy(s, n), n)
+    )  # fmt: skip
+
+
+def below_floor(h: Tensor, floor: float) -> Tensor:
+    """max(0, floor - h)^2."""
+    return (floor - h).clamp_min(0).square()
+
+
+def beyond_band(h: Tensor, target: Tensor, band: float) -> Tensor:
+    """max(0, |h - target| - band)^2: nothing within the band, and no jump at its ends."""
+    return ((h - target).abs() - band).clamp_min(0).square()

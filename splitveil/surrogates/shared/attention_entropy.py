@@ -1,0 +1,228 @@
+"""Entropy of a surrogate's attention: watched for each head, held by a penalty, and an alarm when it collapses.
+
+    h        H / log n of each row of an attention                                  statistics/attention.py has the equations
+    usage    the same of the mean over the rows of a class: near 0 if every row looks at the same key
+    alarm    on if usage, averaged over about 10 steps, is below 0.1 for 20 steps, or if a gate hides half of the loss that equal
+             weights find; off again above 0.2 and below 0.4
+    floor    weight mean max(0, least - usage)^2
+    targets  weight mean max(0, |h - theta_head| - band)^2,     theta = sigmoid(…), learned at a tenth of the rate
+
+A gate has one row a class, over its samples, so that usage is h. Slots and cross attention have a row for each sample, over
+slots: a sample that has its own slot (h near 0) is right, and all samples in one slot (usage near 0) is a collapse. While the
+alarm is on, the surrogate measures all classes with equal weights, and its `collapsed` and `fallback` say so. The alarm for
+single classes, which the surrogates have themselves, does not look back over steps.
+
+The penalties are those of entropy-guided attention (Jha, Reagen, 2025), which sums squares over rows and jumps at the edge of its
+band; here they are means without a jump. Attention is computed from a z that is detached: the penalty trains the surrogate and
+never the edge, and its value is not part of the loss. Theta would drift to wherever h is; at a tenth of the rate it hardly does.
+
+Letters: k heads of all layers, g classes, n rows of a class, s keys of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.options import option
+from splitveil.statistics.attention import below_floor, beyond_band, relative_entropy, rows_of
+from splitveil.surrogates.shared.spectral import at_most, norms, reparam, settle
+
+TRIPPED, RECOVERED = 0.1, 0.2
+"""Usage below which a head has collapsed, and above which it has recovered."""
+HIDES, SHOWS = 0.5, 0.4
+"""Share of the loss with equal weights above which a gate hides too much, and below which it has recovered."""
+KEPT, PATIENCE = 0.9, 20
+"""Share of an average over steps that stays in a step, and the steps beyond a bound before the alarm is on."""
+SLOW = 0.1
+"""The rate of theta, as a share of that of other parameters."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The options of surrogates with attention."""
+
+    monitor: bool = False
+    """True if each head's entropy and norms are logged, and equal weights stand in when an alarm sees one collapse."""
+    entropy_penalty: Literal["off", "floor", "targets"] = "off"
+    """What holds the attention's entropy, by a gradient on the surrogate alone: nothing; a floor; a learned target a head."""
+    entropy_weight: float = option(0.1, above=0)
+    """Weight of that penalty in the surrogate's own training."""
+    entropy_least: float = option(0.5, above=0, at_most=1)
+    """The floor, as a share of the most that entropy can be."""
+    entropy_target: float = option(0.6, above=0, below=1)
+    """Where the learned targets start, as such a share."""
+    entropy_band: float = option(0.2, above=0, below=1)
+    """How far from its target a row's entropy may be."""
+    temperatures: bool = False
+    """True if each head learns how sharp its softmax is."""
+    spectral: Literal["off", "stats", "learned", "capped", "fixed"] = "off"
+    """Spectral norms of the weights that make logits: as they come; logged; a parameter; that, at most spectral_cap; that cap."""
+    spectral_cap: float = option(1.0, above=0)
+    """Largest spectral norm under `capped`, and the norm itself under `fixed`."""
+
+    @property
+    def bounded(self) -> bool:
+        """True if norms have a cap, which temperatures may then not undo."""
+        return self.spectral in ("capped", "fixed")
+
+
+class Head(NamedTuple):
+    """The heads of one layer, all alike in shape."""
+
+    weights: Tensor  # [k, g, n, s], 0 where there is no key
+    there: Tensor  # [1 or k, g, n, s], 1 where there is a key
+    rows: Tensor  # [g, n], 1 where there is a row
+    most: Tensor  # [g], keys that all rows of a class together can use
+
+
+class Seen(NamedTuple):
+    """What is seen of k heads, [k] each: means over their rows."""
+
+    entropy: Tensor
+    usage: Tensor
+    effective: Tensor
+    logit_norm: Tensor
+    certified: Tensor
+
+
+def mean_of(values: Tensor, weight: Tensor) -> Tensor:
+    """[k, ...] averaged over all but heads; 1 where there is nothing, since nothing has collapsed there."""
+    total = weight.sum()
+    return torch.where(total > 0, (values * weight).flatten(1).sum(1) / total.clamp_min(1), 1.0)
+
+
+def classes_of(head: Head) -> Tensor:
+    """[g], 1 for a class that has rows."""
+    return head.rows.amax(1)
+
+
+def usage_of(head: Head) -> Tensor:
+    """[k, g], relative entropy of the mean over a class's rows."""
+    mean = (head.weights * head.rows.unsqueeze(-1)).sum(2) / head.rows.sum(1).clamp_min(1).unsqueeze(1)
+    return relative_entropy(mean, head.most).clamp_max(1)
+
+
+def seen_of(head: Head) -> Seen:
+    entropy, effective, norm, certified = (mean_of(each, head.rows) for each in rows_of(head.weights, head.there))
+    return Seen(entropy, mean_of(usage_of(head), classes_of(head)), effective, norm, certified)
+
+
+class Alarm(nn.Module):
+    """Follows the usage of k heads and what they hide; `on` is true while attention has collapsed."""
+
+    usage: Tensor
+    hidden: Tensor
+    beyond: Tensor
+    on: Tensor
+    trips: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.register_buffer("usage", torch.ones(heads))  # averaged over steps, as is the next
+        self.register_buffer("hidden", torch.zeros(()))
+        self.register_buffer("beyond", torch.zeros((), dtype=torch.int64))  # steps in a row
+        self.register_buffer("on", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("trips", torch.zeros((), dtype=torch.int64))  # how often it went on
+        self.noted: tuple[Tensor, Tensor] | None = None
+
+    def now(self) -> Tensor:
+        """[], `on` as a copy: the backward pass of a step may come after `follow` has moved it."""
+        return self.on.clone()
+
+    def note(self, usage: Tensor, hidden: Tensor) -> None:
+        """Keep a step's usage [k] and share of the loss that is hidden [] for `follow`."""
+        self.noted = usage.detach().to(self.usage.dtype), hidden.detach().to(self.usage.dtype)
+
+    @torch.no_grad()
+    def follow(self, finite: Tensor) -> None:
+        """Take in what was noted; a skipped step changes nothing."""
+        if self.noted is None:
+            return
+        for average, now in zip((self.usage, self.hidden), self.noted):
+            average.copy_(torch.where(finite, torch.lerp(now, average, KEPT), average))
+        beyond = (self.usage < TRIPPED).any() | (self.hidden > HIDES)
+        self.beyond.copy_(torch.where(finite, torch.where(beyond, self.beyond + 1, 0), self.beyond))
+        well = (self.usage > RECOVERED).all() & (self.hidden < SHOWS)
+        on = (self.beyond >= PATIENCE) | (self.on & ~well)
+        self.trips += on & ~self.on
+        self.on.copy_(on)
+
+
+class AttentionGuard(nn.Module):
+    """What the options of AttentionConfig do for the k heads of one surrogate, layer by layer in a fixed order."""
+
+    def __init__(self, config: AttentionConfig, heads: int) -> None:
+        super().__init__()
+        self.config = config
+        self.alarm = Alarm(heads) if config.monitor else None
+        if config.entropy_penalty == "targets":
+            self.target = nn.Parameter(torch.zeros(heads))  # how far each has moved, in units of SLOW
+
+    def theta(self) -> Tensor:
+        """[k], the learned targets."""
+        start = log(self.config.entropy_target / (1 - self.config.entropy_target))
+        return torch.sigmoid(start + SLOW * self.target)
+
+    def off_target(self, head: Head, theta: Tensor) -> Tensor:
+        """[k], how far the rows of each head are beyond the bands around its target [k]."""
+        h = relative_entropy(head.weights, head.there.sum(-1))
+        return mean_of(beyond_band(h, theta[:, None, None], self.config.entropy_band), head.rows)
+
+    def penalty(self, layers: Sequence[Head]) -> Tensor:
+        """Worth 0, with the penalty's gradient."""
+        if self.config.entropy_penalty == "floor":
+            each = [mean_of(below_floor(usage_of(head), self.config.entropy_least), classes_of(head)) for head in layers]
+        else:
+            thetas = self.theta().split([len(head.weights) for head in layers])
+            each = [self.off_target(head, theta) for head, theta in zip(layers, thetas)]
+        value = self.config.entropy_weight * torch.cat(each).mean()
+        return value - value.detach()
+
+    @torch.no_grad()
+    def watch(self, layers: Sequence[Head], surrogate: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
+        """The diagnostics of this step, {} if nobody asked for them; `hidden` is what the alarm looks at beside the heads."""
+        found: dict[str, Tensor] = {}
+        if self.alarm is not None:
+            parts = zip(*(seen_of(head) for head in layers))
+            seen = Seen(*(torch.cat(part) for part in parts))
+            self.alarm.note(seen.usage, hidden)
+            found |= {f"head_{name}": value for name, value in seen._asdict().items()}
+            found["tripped"] = self.alarm.on.to(seen.usage.dtype)
+        if (spectral := norms(surrogate)) is not None:
+            found["spectral_norm"] = spectral
+        if self.config.entropy_penalty == "targets":
+            found["head_target"] = self.theta()
+        return found
+
+    def follow(self, surrogate: nn.Module, finite: Tensor) -> None:
+        """After a step: power iteration, caps and the alarm."""
+        settle(surrogate, finite)
+        if self.alarm is not None:
+            self.alarm.follow(finite)
+
+
+def guard_for(config: AttentionConfig, heads: int) -> AttentionGuard | None:
+    """None if no option asks for one; then a surrogate is as it was before there were such options."""
+    asked = config.monitor or config.entropy_penalty != "off" or config.temperatures or config.spectral != "off"
+    return AttentionGuard(config, heads) if asked else None
+
+
+def guard_weights(
+    config: AttentionConfig, module: nn.Module, names: Sequence[str] = ("weight",), start: float | None = None
+) -> None:
+    """Reparametrise weights that make logits as `spectral` says; with a monitor their norms are logged in any case."""
+    kind = "stats" if config.spectral == "off" and config.monitor else config.spectral
+    if kind != "off":
+        reparam(module, names, kind, config.spectral_cap, start)
+
+
+def make_temperatures(config: AttentionConfig, module: nn.Module, heads: int) -> None:
+    """Fill a module's empty parameter `log_sharpness` [heads], if it is asked for: 0 is the plain softmax."""
+    if config.temperatures:
+        module.log_sharpness = nn.Parameter(torch.zeros(heads))
+        if config.bounded:
+            at_most(module, "log_sharpness", 0.0)
