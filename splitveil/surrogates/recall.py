@@ -30,7 +30,7 @@ picture; h attentions.
 
 import dataclasses
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -48,6 +48,8 @@ REMEMBERED = 1024
 """Images that a bank holds which nobody chose, of all classes together; of each class SIZE at least."""
 START = 8.0
 """Sharpness with which a learned attention starts."""
+SHARPEST = 1e4
+"""Most that a learned sharpness becomes: by then the nearest sample alone answers."""
 SMALLEST = 1e-12
 """Least u: z whose samples lie closer than a millionth counts as all alike, or the gradient would grow as z falls together."""
 FLOOR = 1e-3
@@ -155,6 +157,13 @@ def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
     return cut.reshape(g * grid**2, n, -1)
 
 
+def rows_of_unit_size(P: Tensor) -> Tensor:
+    """[h, w, d], each head scaled so that its rows have length 1 on average: the scale of P says nothing, and could overflow."""
+    largest = P.abs().amax((1, 2), keepdim=True).detach().clamp_min(1e-30)
+    P = P / largest
+    return P / P.square().sum(2, keepdim=True).mean(1, keepdim=True).sqrt()
+
+
 class Heads(nn.Module):
     """Attentions that compare in dimensions of their own: -s |P (z_i - z_j)|^2 / u. Queries and keys share P, as distances do."""
 
@@ -166,9 +175,11 @@ class Heads(nn.Module):
 
     def forward(self, z: Tensor, company: Tensor, sigma: float) -> Tensor:
         """[g, n, d] samples -> [h, g, m, n]."""
-        seen = torch.einsum("gnd,hwd->hgnw", z, self.P)
-        noise = 2 * sigma**2 * self.P.square().sum((1, 2))  # [h]
-        return attention(squared_distances(seen, company.shape[1]), company, self.log_sharpness.exp(), noise)
+        P = rows_of_unit_size(self.P)
+        seen = torch.einsum("gnd,hwd->hgnw", z, P)
+        noise = 2 * sigma**2 * P.square().sum((1, 2))  # [h]
+        sharpness = self.log_sharpness.clamp_max(log(SHARPEST)).exp()
+        return attention(squared_distances(seen, company.shape[1]), company, sharpness, noise)
 
 
 @SURROGATES.register("recall", Config)

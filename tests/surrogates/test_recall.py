@@ -306,6 +306,22 @@ def test_nor_with_other_optimisers(by: type[torch.optim.Optimizer], lr: float, s
     assert_nothing_is_hidden(*frozen_scene("gaussian", {"heads": 2, "width": 8}), lr=lr, steps=steps, by=by)
 
 
+@pytest.mark.parametrize(("scale", "log_sharpness"), [(1e25, 200.0), (1e-25, -200.0), (1.0, 1e30)])
+def test_heads_that_an_optimiser_threw_far_away_break_nothing(scale: float, log_sharpness: float) -> None:
+    recall, z, y, x = frozen_scene("gaussian", {"heads": 2, "width": 8})
+    assert recall.heads is not None
+    with torch.no_grad():
+        recall.heads.P.mul_(scale)
+        recall.heads.log_sharpness.fill_(log_sharpness)
+    z = z.detach().requires_grad_()
+    output = recall(z, y, x)
+    output.loss.backward()
+    assert output.loss >= output.loss_uniform * (1 - 1e-6)
+    for value in (z.grad, *(parameter.grad for parameter in recall.heads.parameters())):
+        assert value is not None
+        assert torch.isfinite(value).all()
+
+
 @pytest.mark.slow
 def test_nor_in_three_thousand_steps() -> None:
     assert_nothing_is_hidden(*frozen_scene("heavy", {"heads": 2, "width": 8}), lr=1e-3, steps=3000)
