@@ -23,6 +23,8 @@ from splitveil.evaluation import neighbours
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run, load_parts
 from splitveil.evaluation.suites import suite
+from splitveil.manifest.listing import folder_files
+from splitveil.manifest.step import changing
 from splitveil.runs import Run
 from splitveil.training.build import build_splits
 
@@ -37,6 +39,10 @@ def timed(work: Callable[[], float]) -> tuple[float, float]:
     return time.process_time() - began, found
 
 
+def made(folder: Path) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in folder_files(folder)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
@@ -47,7 +53,10 @@ def main() -> None:
 
     def long_way() -> float:
         with tempfile.TemporaryDirectory() as place:
-            copy = Path(shutil.copytree(given.run, Path(place) / "run", ignore=shutil.ignore_patterns("attacks", "summary.json")))
+            copy = Path(shutil.copytree(given.run, Path(place) / "run"))
+            with changing(copy) as step:
+                for name in [name for name in made(copy) if name.startswith("attacks/") or name == "summary.json"]:
+                    step.remove(name)
             mine = Run(copy, replace(run.config, attacks=suite("quick")))
             attack_run(mine, splits, CPU)
             found = evaluate_run(mine, splits, CPU).worst_case
