@@ -4,9 +4,10 @@
     python -m benchmarks.levers --cifar10 DIR --epochs 60 --runs runs/levers-cifar10   # VGG-11's two convolutions; for a GPU
     python -m benchmarks.levers --only ema,cutout                                      # some levers; resumable
 
-The baseline is trained at four strengths and gives accuracy as a function of log MSE, linear between its points. A lever's gain is
-its accuracy less that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the baseline's front
-there is none. One seed: a gain below the spread of seeds says nothing, and what gains is to be repeated with --seed.
+The baseline is trained at four strengths and gives accuracy as a function of log MSE, linear between its points. A lever's gain
+is its accuracy less that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the
+baseline's front there is none. One seed: a gain below the spread of seeds says nothing, and what gains is to be repeated
+with --seed.
 """
 
 import argparse

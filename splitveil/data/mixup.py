@@ -7,10 +7,11 @@ b images: rows below n = b // 2 stay as they are, row n + k is mixed with row k.
 share under the paper's Beta(1, 1), and y_i stays the label of the larger share, which penalties of defences see.
 
 **CEM sees the rows that are not mixed.** It bounds I(x; z' | y) through the covariance Cov_c of z within a class c, over images
-as they come to the device. For a mixed image (if the edge were linear) the covariance given y_i = c is (1 - m)^2 Cov_c + m^2 Cov_all, and
-Cov_all holds what tells the classes apart. So CEM on all rows would count the leak of a class as up to four times too small and
-press, under the name of a leak, on what the task needs. On the rows below n it is what it is without mixup, from half the
-samples. A second pass of the edge over images that are not mixed would give all samples and cost a forward pass more.
+as they come to the device. For a mixed image (if the edge were linear) the covariance given y_i = c is
+(1 - m)^2 Cov_c + m^2 Cov_all, and Cov_all holds what tells the classes apart. So CEM on all rows would count the leak of a class
+as up to four times too small and press, under the name of a leak, on what the task needs. On the rows below n it is what it is
+without mixup, from half the samples. A second pass of the edge over images that are not mixed would give all samples and cost a
+forward pass more.
 
 Deviations: half of the batch; uniform shares. In a process group an image's partner is one of its own process.
 """

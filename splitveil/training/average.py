@@ -2,8 +2,8 @@
 
     a_t = a_(t-1) + w_t (p_t - a_(t-1))        w_t = max(1 - decay, 1 / t)
 
-The second arm of w makes the first steps a plain mean, so that the start of the training is forgotten. Averaged is every number of
-the model, running statistics of BatchNorm included, and what the task trains in the channel. The averages are made on the
+The second arm of w makes the first steps a plain mean, so that the start of the training is forgotten. Averaged is every number
+of the model, running statistics of BatchNorm included, and what the task trains in the channel. The averages are made on the
 device, in tensors that stay where they are, so that a captured step holds them.
 """
 

@@ -3,8 +3,8 @@
     dirac        filter i passes channel i of the image on, for as many channels as there are; the others stay as they were
                  (Zagoruyko and Komodakis, "DiracNets", 2017; Jordan, airbench, 2024, starts its convolutions so)
     whitening    filters are +-v_k / sqrt(e_k + floor) for the eigenvectors v_k and eigenvalues e_k of the covariance of patches
-                 of the task images, the largest first; filters beyond that stay as they were. Each is brought to the norm that the
-                 model's own start gave the layer, because the model's learning rate was chosen for that.
+                 of the task images, the largest first; filters beyond that stay as they were. Each is brought to the norm
+                 that the model's own start gave the layer, because the model's learning rate was chosen for that.
 
 Deviation from airbench: its whitening layer is fixed, which would take from CEM the layer that sees the most of the image.
 """
