@@ -58,10 +58,22 @@ class TrainConfig:
     """Epochs at which the learning rate is multiplied by `gamma`."""
     gamma: float = option(0.2, at_least=0)
     """Factor at a milestone."""
+    lr_warmup: int = option(0, at_least=0)
+    """Epochs in which the learning rate rises linearly to where the schedule has it; large batches want 2 to 5."""
     momentum: float = option(0.9, at_least=0, below=1)
     """Momentum of SGD."""
+    nesterov: bool = False
+    """Nesterov's momentum."""
     weight_decay: float = option(5e-4, at_least=0)
     """Weight decay of SGD."""
+    edge_weight_decay: float | None = option(None, at_least=0)
+    """Weight decay of the edge's own weights; default is that of all others."""
+    ema: float | None = option(None, above=0, below=1, remedy="0.99 to 0.999 are usual")
+    """Share of the running average of the weights that stays in a step. With it the average is validated, saved, attacked and
+    served; the weights that are trained are in the state only."""
+    start: Literal["model", "dirac", "whitening"] = "model"
+    """First convolution of the edge before training: as the model has it, with filters that pass the image on (dirac), or with
+    filters that make patches of the task images white (whitening)."""
     label_smoothing: float = option(0.0, at_least=0, below=1)
     """Share of the target that is spread over all classes."""
     augment: AugmentConfig = AugmentConfig()
@@ -103,6 +115,8 @@ class Config:
         check_options(self.cem, "cem.")
         check_options(self.train, "train.")
         check_options(self.train.augment, "train.augment.")
+        if self.train.nesterov and not self.train.momentum:
+            raise UserError("train.nesterov needs momentum, and train.momentum is 0; raise it, or leave nesterov out")
 
 
 def from_dict(table: dict[str, Any]) -> Config:

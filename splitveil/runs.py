@@ -299,7 +299,10 @@ class Run:
         """Write weights, as part of a step if one is given."""
         # All metadata is under one key, because safetensors writes several keys in random order, and then files with equal
         # weights would have different hashes.
-        metadata = {"weights": json.dumps({"epoch": epoch, "config_sha256": self.config_sha256})}
+        said: dict[str, Any] = {"epoch": epoch, "config_sha256": self.config_sha256}
+        if self.config.train.ema is not None:
+            said["average"] = self.config.train.ema  # these are averages and not the weights of a step
+        metadata = {"weights": json.dumps(said)}
         with nullcontext(step) if step else changing(self.folder) as own:
             own.write(f"weights/{which}.safetensors", tensor_bytes(tensors, metadata), ("config.toml", "splits.json"))
 

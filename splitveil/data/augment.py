@@ -1,7 +1,7 @@
 """Augmentation on the device: a whole batch is cropped, flipped, rotated and covered at once, without a loop over images.
 
-All random numbers of a batch come from one draw of shape [b, 4], or [b, 6] with cutout, so that each process of a group can
-take its own rows of it.
+All random numbers of a batch come from one draw of shape [b, draws], so that each process of a group can take its own rows of it:
+4 columns, then 2 for cutout, 2 for a random operation and 1 for mixup (data/mixup.py) where they are asked for.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,17 @@ class AugmentConfig:
     """Rotation by up to this many degrees; the CEM paper's FaceScrub recipe uses 15."""
     cutout: int = option(0, at_least=0, remedy="8 is usual for 32 pixels")
     """Side of a square that is blackened in every image, in pixels; 0 for none (DeVries and Taylor, 2017)."""
+    turns: bool = False
+    """With `flip`: mirror each image in every second epoch instead of by chance (Jordan, airbench, 2024)."""
+    random: float = option(0.0, at_least=0, at_most=1)
+    """Strength of one random operation an image: shear, zoom, turn, brightness, contrast or none; 0 for never."""
+    mixup: float = option(0.0, at_least=0, at_most=0.5)
+    """Half of a batch is mixed with the other half: the largest share of the other image; 0 for never, 0.5 is usual."""
 
 
 def draws(config: AugmentConfig) -> int:
-    """Random numbers for each image; without cutout as many as before it came, so that seeds give the same batches."""
-    return 6 if config.cutout else 4
+    """Random numbers for each image; what is not asked for adds none, so that seeds give the batches that they gave before."""
+    return 4 + 2 * bool(config.cutout) + 2 * bool(config.random) + bool(config.mixup)
 
 
 def crop(x: Tensor, draw: Tensor, pixels: int) -> Tensor:
@@ -67,8 +73,37 @@ def cutout(x: Tensor, draw: Tensor, side: int) -> Tensor:
     return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 
+OPERATIONS = 7
+"""none, shear along rows, shear along columns, zoom, turn, brightness, contrast."""
+
+
+def one_operation(x: Tensor, draw: Tensor, strength: float) -> Tensor:
+    """One operation for each image, after TrivialAugment (Mueller and Hutter, ICCV 2021): draw [b, 2] says which and how much.
+
+    At strength 1 shears and the zoom go to 0.3, the turn to 30 degrees, brightness and contrast to factors of 0.1 to 1.9. The
+    four that move pixels are one grid_sample. Their list has more colour operations; ours are those that grey images have, too.
+    """
+    which = (draw[:, 0] * OPERATIONS).long().clamp_max(OPERATIONS - 1)
+    amount = (2 * draw[:, 1] - 1) * strength  # [b]
+    _, rows, columns, zoom, turn, bright, contrast = (
+        torch.where(which == i, amount, 0).unsqueeze(1) for i in range(OPERATIONS)
+    )  # [b, 1] each, zero where another operation was drawn
+    scale, angle, zero = 1 + 0.3 * zoom, turn * pi / 6, torch.zeros_like(turn)
+    theta = torch.stack([
+        torch.cat([scale * angle.cos(), 0.3 * rows - angle.sin(), zero], 1),
+        torch.cat([0.3 * columns + angle.sin(), scale * angle.cos(), zero], 1),
+    ], 1)  # [b, 2, 3]  # fmt: skip
+    x = F.grid_sample(x, F.affine_grid(theta, list(x.shape), align_corners=False), align_corners=False)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    bright, contrast = bright[:, :, None, None], contrast[:, :, None, None]
+    return (mean + (x - mean) * (1 + 0.9 * contrast)).mul(1 + 0.9 * bright).clamp(0, 1)
+
+
 def augment(x: Tensor, draw: Tensor, config: AugmentConfig) -> Tensor:
-    """Augment x [b, c, h, w] in [0, 1] as draw [b, 4 or 6] in [0, 1) says."""
+    """Augment x [b, c, h, w] in [0, 1] as draw [b, draws] in [0, 1) says."""
+    if config.random:
+        first = 6 if config.cutout else 4
+        x = one_operation(x, draw[:, first : first + 2], config.random)
     if config.rotate:
         x = rotate(x, draw[:, 3], config.rotate)
     if config.crop:
@@ -76,5 +111,5 @@ def augment(x: Tensor, draw: Tensor, config: AugmentConfig) -> Tensor:
     if config.flip:
         x = flip(x, draw[:, 2])
     if config.cutout:
-        x = cutout(x, draw[:, 4:], config.cutout)
+        x = cutout(x, draw[:, 4:6], config.cutout)
     return x

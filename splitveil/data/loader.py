@@ -109,7 +109,11 @@ class Feed:
         generator = stream(images.device, seed, "batches", epoch)
         order = torch.randperm(len(images), generator=generator, device=images.device)[: steps * size]
         draw = torch.rand(steps, size, draws(self.augmentation), generator=generator, device=images.device)
-        self.order.copy_(order.view(steps, size)[:, self.mine])
+        order = order.view(steps, size)
+        if self.augmentation.turns:
+            first = torch.rand(len(images), generator=stream(images.device, seed, "turns"), device=images.device) < 0.5
+            draw[:, :, 2] = torch.where(first[order] ^ bool(epoch % 2), 0.0, 1.0)  # `flip` mirrors what is below one half
+        self.order.copy_(order[:, self.mine])
         self.draw.copy_(draw[:, self.mine])
         self.step.zero_()
 
@@ -124,6 +128,10 @@ class Feed:
         index = self.order.index_select(0, step).squeeze(0)
         draw = self.draw.index_select(0, step).squeeze(0)
         return augment(self.images.take(index), draw, self.augmentation), self.images.labels[index]
+
+    def share(self) -> Tensor:
+        """The draw [b] that is mixup's, for the batch that `next` gave last."""
+        return self.draw.index_select(0, self.step - 1).squeeze(0)[:, -1]
 
     def compile(self) -> None:
         """Let torch.compile fuse the kernels that make a batch."""

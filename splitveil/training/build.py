@@ -16,6 +16,7 @@ from splitveil.registry import DATASETS, DEFENCES, SURROGATES
 from splitveil.rng import seed_of
 from splitveil.split_model import SplitModel
 from splitveil.surrogates import FeatureSpace
+from splitveil.training.start import IMAGES, start_edge
 
 
 class Parts(NamedTuple):
@@ -44,6 +45,8 @@ def build_parts(config: Config, task: ImageSet, device: torch.device) -> Parts:
     model = build_model(config.model, task.shape, len(task.classes), *channel_moments(task))
     channel = Channel(DEFENCES.of(defence).make_from(defence) for defence in config.defences)
     model = channel.rebuild(model)
+    if config.train.start != "model":
+        start_edge(model, config.train.start, torch.from_numpy(task.images[:IMAGES]).float() / 255)
     cem = None
     if config.cem.surrogate is not None and config.cem.strength != 0:  # CEM refuses what is below
         cem = build_cem(config, model, channel, task.labels, len(task.classes)).to(device)

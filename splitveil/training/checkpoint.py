@@ -1,7 +1,7 @@
 """What a run saves and how it is restored: weights for attack, evaluate and serve, and all that the next epoch needs."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from splitveil.manifest import intact
 from splitveil.progress import warn
 from splitveil.registry import UserError
 from splitveil.runs import Run
+from splitveil.training.average import Average
 from splitveil.training.build import Parts
 
 
@@ -93,8 +94,10 @@ def mend_weights(run: Run, parts: Parts) -> None:
     if is_there(path) and intact(run.folder, "weights/last.safetensors"):
         return
     warn(f"{path} is missing or not what manifest.json says; it is written again from the state")
-    epoch = restore(parts, run)[0] - 1
-    run.save_weights("last", weights_of(parts), epoch)
+    following, _, leaves = restore(parts, run)
+    decay, saved = run.config.train.ema, below(leaves, "average")
+    with nullcontext() if decay is None else Average(parts, decay, saved).deployed():
+        run.save_weights("last", weights_of(parts), following - 1)
 
 
 @contextmanager

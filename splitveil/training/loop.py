@@ -10,6 +10,7 @@ killed. With `train.compile` that holds unless torch adds up in parallel, as it 
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import cos, pi
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitveil.cem import CEM
+from splitveil.cem import CEM, ramped
 from splitveil.compute.cuda_graph import set_lr, settings_of
 from splitveil.compute.launch import Repeated
 from splitveil.config import TrainConfig
 from splitveil.data.loader import DeviceImages, Feed
+from splitveil.data.mixup import mix
 from splitveil.data.splits import Splits
 from splitveil.manifest import changing
 from splitveil.metrics.leakage import variance_histogram
@@ -29,6 +31,7 @@ from splitveil.progress import steps_bar, warn
 from splitveil.registry import UserError
 from splitveil.rng import seed_of, stream
 from splitveil.runs import Run
+from splitveil.training.average import Average
 from splitveil.training.build import Parts
 from splitveil.training.checkpoint import below, restore, restore_optimizer, state_of, weights_of
 from splitveil.training.forward_pass import features_of, run_pass
@@ -44,9 +47,10 @@ LAUNCH, LAUNCH_OF_ALL = 16, 64
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
+    lr = config.lr * ramped(epoch, 0, config.lr_warmup)
     if config.schedule == "cosine":
-        return config.lr * 0.5 * (1 + cos(pi * epoch / config.epochs))
-    return config.lr * config.gamma ** sum(epoch >= milestone for milestone in config.milestones)
+        return lr * 0.5 * (1 + cos(pi * epoch / config.epochs))
+    return lr * config.gamma ** sum(epoch >= milestone for milestone in config.milestones)
 
 
 def check_batch(batch: int, images: int, world: int) -> None:
@@ -117,6 +121,7 @@ class Training(Stepper):
         if self.compiled:
             self.feed.compile()
         self.kept = self.features_kept(leaves.get("kept"))
+        self.average = None if config.ema is None else Average(parts, config.ema, below(leaves, "average"))
         self.settings: dict[str, object] = {}
         self.told: set[str] = set()
         self.shares = (self.validation.labels.bincount(minlength=self.task.classes) / len(self.validation)).tolist()
@@ -131,6 +136,8 @@ class Training(Stepper):
             return None
         if self.world > 1:
             raise UserError("cem.refresh_from is 'training', which needs all features in one process; leave it out")
+        if self.config.augment.mixup:
+            raise UserError("cem.refresh_from is 'training', where train.augment.mixup would leave mixed features; use 'pass'")
         shape = (*self.feed.order.shape, *self.parts.model.z_shape)
         return saved.to(self.device) if saved is not None else torch.full(shape, torch.nan, device=self.device)
 
@@ -155,6 +162,7 @@ class Training(Stepper):
         replaced = self.parts.channel.on_epoch(epoch, self.parts.model)
         if replaced:
             self.pipeline, self.optimizer = assemble(self.parts, config, self.world)
+            self.average = None if config.ema is None else Average(self.parts, config.ema, {})  # shapes may be others now
         set_lr(self.optimizer, self.lr)
         if cem is not None:
             cem.schedule(epoch, self.lr, config.epochs)
@@ -183,7 +191,8 @@ class Training(Stepper):
         if self.run.config.cem.surrogate is not None:
             tell(warnings_of(line, type(self.run.config.cem.surrogate).method, self.config.batch), self.told)
         line["seconds"] = time.perf_counter() - self.began
-        line |= validate(self.parts, self.validation, self.seed, epoch)
+        with self.deployed():
+            line |= validate(self.parts, self.validation, self.seed, epoch)
         tell(task_warnings(line, self.shares, len(self.validation), epoch + 1 == self.config.epochs), self.told)
         if cem is not None:
             cem.heed(epoch, line["accuracy"])
@@ -192,10 +201,19 @@ class Training(Stepper):
             show(self.board, line)
         if line["accuracy"] > self.best and (cem is None or cem.full_strength(epoch)):
             self.best = line["accuracy"]
-            self.champion = {name: tensor.clone() for name, tensor in weights_of(self.parts).items()}, epoch
+            with self.deployed():
+                self.champion = {name: tensor.clone() for name, tensor in weights_of(self.parts).items()}, epoch
         if self.due(epoch):
             self.save(epoch)
         return f"accuracy {line['accuracy']:.3f}"
+
+    def mixed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        most = self.config.augment.mixup
+        return mix(x, y, most * self.feed.share(), self.task.classes) if most else (x, None)
+
+    def deployed(self) -> AbstractContextManager[None]:
+        """Inside, the model holds the weights that are validated and saved: the averages, where `train.ema` asks for them."""
+        return nullcontext() if self.average is None else self.average.deployed()
 
     def due(self, epoch: int) -> bool:
         """True if a checkpoint should be written after this epoch."""
@@ -208,10 +226,12 @@ class Training(Stepper):
     def save(self, epoch: int) -> None:
         """Write a checkpoint. Its state comes last: a run that is killed before that goes on from the checkpoint before."""
         kept = {} if self.kept is None else {"kept": self.kept}
+        kept |= {} if self.average is None else {"average": self.average.state()}
         with changing(self.run.folder) as step:
             if self.champion is not None:
                 self.run.save_weights("best", *self.champion, step)
-            self.run.save_weights("last", weights_of(self.parts), epoch, step)
+            with self.deployed():
+                self.run.save_weights("last", weights_of(self.parts), epoch, step)
             self.run.save_state(state_of(self.parts, self.optimizer, self.best) | kept, epoch, step)
         self.saved, self.champion = time.perf_counter(), None
 

@@ -18,8 +18,10 @@ from splitveil.compute.compile import check_compiler
 from splitveil.compute.cuda_graph import lr_on
 from splitveil.compute.side_stream import SideStream
 from splitveil.config import TrainConfig
+from splitveil.data.mixup import unmixed
 from splitveil.defences import Batch
 from splitveil.split_model import SplitModel
+from splitveil.training.average import Average
 from splitveil.training.build import Parts
 
 
@@ -37,10 +39,11 @@ def encode(model: SplitModel, x: Tensor) -> Tensor:
     return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
 
 
-def answer(model: SplitModel, sent: Tensor, y: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The task's loss and the accuracy."""
+def answer(model: SplitModel, sent: Tensor, y: Tensor, smoothing: float, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The task's loss and the accuracy; the loss is for `target` [b, classes] where images are mixed."""
     logits = model.cloud(sent).float()
-    return F.cross_entropy(logits, y, label_smoothing=smoothing), (logits.argmax(1) == y).float().mean()
+    loss = F.cross_entropy(logits, y if target is None else target, label_smoothing=smoothing)
+    return loss, (logits.argmax(1) == y).float().mean()
 
 
 class Pipeline(nn.Module):
@@ -55,13 +58,19 @@ class Pipeline(nn.Module):
             # Each batch size has kernels of its own: those for any size made a step a tenth slower.
             self.encode, self.answer = torch.compile(encode, dynamic=False), torch.compile(answer, dynamic=False)
 
-    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None) -> Forward:
-        """`look` is called with z as soon as the edge has made it."""
-        z = self.encode(self.model, x)
+    def forward(
+        self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None,
+        target: Tensor | None = None,
+    ) -> Forward:  # fmt: skip
+        """`look` is called with z as soon as the edge has made it; with a `target`, with the z of images that are not mixed."""
+        z = seen = self.encode(self.model, x)
+        if target is not None:
+            seen, mixed = z.tensor_split([unmixed(len(z))])
+            z = torch.cat([seen, mixed])  # `seen` must lie on the way from the loss to the edge: CEM's gradient joins there
         if look is not None:
-            look(z)
+            look(seen)
         sent = self.channel.send(z, x, generator)
-        return Forward(z, sent, *self.answer(self.model, sent, y, self.smoothing))
+        return Forward(z, sent, *self.answer(self.model, sent, y, self.smoothing, target))
 
 
 class Means:
@@ -94,11 +103,19 @@ class Means:
 
 def train_step(
     pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
-    noise: torch.Generator, bf16: bool, means: Means,
+    noise: torch.Generator, bf16: bool, means: Means, target: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Make one step and return z."""
+    """Make one step and return z. With a `target` [b, classes] the second half of x is mixed, and CEM sees the first."""
+    seen, own = torch.zeros(0), len(x) if target is None else unmixed(len(x))
+
+    def look(z: Tensor) -> None:
+        nonlocal seen
+        seen = z
+        if cem is not None:
+            cem.look(z, y[:own], x=x[:own])
+
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        z, sent, task, accuracy = pipeline(x, y, noise, None if cem is None else lambda z: cem.look(z, y, x=x))
+        z, sent, task, accuracy = pipeline(x, y, noise, look, target)
     batch = Batch(x, z, sent, y)
     penalties = channel.penalties(batch)
     loss = task + sum(penalties) if penalties else task
@@ -106,7 +123,7 @@ def train_step(
     if cem is None:
         loss.backward()
     else:
-        cem.backward(loss, z, y, x=x)
+        cem.backward(loss, seen, y[:own], x=x[:own])
     optimizer.step()
     channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
     values = {"loss": task, "train_accuracy": accuracy}
@@ -139,7 +156,14 @@ def assemble(parts: Parts, config: TrainConfig, world: int) -> tuple[nn.Module, 
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(pipeline, own)
         pipeline = DistributedDataParallel(pipeline)
     lr, fused = lr_on(device, config.lr), True if device.type == "cuda" else None
-    return pipeline, torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+    groups: list[Any] = parameters
+    if config.edge_weight_decay is not None:
+        edge = {id(p) for p in parts.model.edge.parameters()}  # these come first, so that saved states fit in both cases
+        groups = [{"params": [p for p in parameters if id(p) in edge], "weight_decay": config.edge_weight_decay}]
+        groups += [{"params": [p for p in parameters if id(p) not in edge]}]
+    return pipeline, torch.optim.SGD(
+        groups, lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov, fused=fused
+    )
 
 
 class Batches(Protocol):
@@ -158,12 +182,21 @@ class Stepper:
         self.pipeline, self.optimizer = assemble(parts, config, world)
         self.noise, self.means, self.side = torch.Generator(device), Means(), SideStream()
         self.bf16 = config.bf16 and device.type == "cuda"
+        self.average: Average | None = None
+        """Of the weights, if one is asked for."""
         self.kept: Tensor | None = None
         """[steps, b, *z_shape], where steps leave z for the next refresh of the surrogate; None if nobody asks for it."""
 
+    def mixed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The images as they are trained on, and targets [b, classes] if some are mixed."""
+        return x, None
+
     def step(self) -> None:
         x, y = self.feed.next()
+        x, target = self.mixed(x, y)
         _, channel, cem = self.parts
-        z = train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means)
+        z = train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means, target)
+        if self.average is not None:
+            self.average.follow()
         if self.kept is not None:
             self.kept.index_copy_(0, self.feed.step - 1, z.unsqueeze(0))

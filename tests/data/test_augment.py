@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from splitveil.data.augment import AugmentConfig, augment, crop, cutout, draws, flip, rotate
+from splitveil.data.augment import AugmentConfig, augment, crop, cutout, draws, flip, one_operation, rotate
 
 NOTHING = AugmentConfig(crop=0, flip=False, rotate=0.0)
 
@@ -122,3 +122,28 @@ def test_without_cutout_a_seed_gives_the_batches_that_it_gave_before_there_was_a
     x, draw = batch(6, 1, 8), torch.rand(6, 6)
     covered = augment(x[0], draw, AugmentConfig(2, True, 0.0, 3))
     assert torch.equal(covered, cutout(augment(x[0], draw[:, :4], AugmentConfig(2, True, 0.0)), draw[:, 4:], 3))
+
+
+def test_a_random_operation_is_none_for_a_seventh_and_stays_within_zero_and_one():
+    x = torch.rand(700, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    draw = torch.stack([torch.arange(700) / 700, torch.rand(700, generator=torch.Generator().manual_seed(1))], 1)
+    out = one_operation(x, draw, 1.0)
+    assert out.min() >= 0
+    assert out.max() <= 1
+    torch.testing.assert_close(out[:100], x[:100], atol=1e-5, rtol=0)
+    changed = (out - x).abs().amax((1, 2, 3)) > 1e-3
+    assert changed[100:].float().mean() > 0.9
+
+
+def test_a_random_turn_is_that_of_rotate():
+    x, _ = batch(5, 1, 8)
+    amount = torch.linspace(0, 1, 5)
+    turned = one_operation(x, torch.stack([torch.full((5,), 4.5 / 7), amount], 1), 1.0)
+    torch.testing.assert_close(turned, rotate(x, amount, 30), atol=1e-5, rtol=0)
+
+
+def test_each_lever_adds_its_own_columns_to_the_draw():
+    assert [draws(AugmentConfig(**own)) for own in ({"random": 0.5}, {"mixup": 0.5}, {"turns": True})] == [6, 5, 4]
+    x, draw = batch(6, 1, 8)[0], torch.rand(6, 9)
+    everything = AugmentConfig(0, False, 0.0, cutout=3, random=0.5, mixup=0.5)
+    assert torch.equal(augment(x, draw, everything), cutout(one_operation(x, draw[:, 6:8], 0.5), draw[:, 4:6], 3))

@@ -1,0 +1,90 @@
+"""What each lever of training brings at the same leak: one tuning seed, two strengths of CEM for each lever.
+
+    python -m benchmarks.levers --runs runs/levers                                     # bundled images, one core
+    python -m benchmarks.levers --cifar10 DIR --epochs 60 --runs runs/levers-cifar10   # VGG-11's two convolutions; for a GPU
+    python -m benchmarks.levers --only ema,cutout                                      # some levers; resumable
+
+The baseline is trained at four strengths and gives accuracy as a function of log MSE, linear between its points. A lever's gain
+is its accuracy less that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the
+baseline's front there is none. One seed: a gain below the spread of seeds says nothing, and what gains is to be repeated
+with --seed.
+"""
+
+import argparse
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.finish import finish
+from splitveil.cli.arguments import parse
+from splitveil.config import Config
+from splitveil.evaluation.summary import Summary
+from splitveil.registry import UserError
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+BASELINE, STRENGTHS = (0.1, 0.2, 0.4, 0.8), (0.2, 0.4)
+LEVERS = {  # flags; {epochs} and {half} are those of the training
+    "ema": "--train.ema 0.99",
+    "smoothing": "--train.label-smoothing 0.1",
+    "cutout": "--train.augment.cutout 8",
+    "mixup": "--train.augment.mixup 0.5",
+    "random": "--train.augment.random 0.5",
+    "edge_decay": "--train.edge-weight-decay 0.005",
+    "late": "--cem.warmup {half} --cem.ramp 1",
+    "nesterov": "--train.nesterov",
+    "large_batch": "--train.batch 256 --train.lr 0.2 --train.lr-warmup 1",
+    "dirac": "--train.start dirac",
+    "whitening": "--train.start whitening",
+    "turns": "--train.augment.turns",
+}
+
+
+def config_of(lever: str, strength: float, epochs: int, seed: int, cifar10: Path | None) -> Config:
+    recipe = "cem_small_fashion.toml" if cifar10 is None else "cem_vgg11_cifar10.toml"
+    flags = f"--cem.strength {strength} --cem.lr-rescale off --defences.1.sigma 0.3 --train.epochs {epochs} --seed {seed}"
+    data = [] if cifar10 is None else ["--data.path", str(cifar10)]
+    own = LEVERS.get(lever, "").format(half=epochs // 2)
+    return parse([str(RECIPES / recipe), *data, *flags.split(), *own.split(), "--name", f"{lever}-{strength}-{epochs}-{seed}"])
+
+
+def gain(accuracy: float, mse: float, front: list[tuple[float, float]]) -> float | None:
+    """Accuracy over that of the front [(MSE, accuracy)] at the same MSE; None beyond its ends."""
+    logs, accuracies = zip(*sorted((log(at), value) for at, value in front))
+    if not logs[0] <= log(mse) <= logs[-1]:
+        return None
+    return accuracy - float(np.interp(log(mse), logs, accuracies))
+
+
+def point(summary: Summary) -> tuple[float, float]:
+    assert summary.strongest is not None
+    return summary.strongest.mse, summary.accuracy
+
+
+def main(words: list[str] | None = None) -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--runs", type=Path, default=Path("runs/levers"))
+    asked.add_argument("--cifar10", type=Path, help="where cifar-10-batches-bin/ lies")
+    asked.add_argument("--epochs", type=int, default=6)
+    asked.add_argument("--seed", type=int, default=100)
+    asked.add_argument("--only", default=",".join(LEVERS), help="levers, with commas")
+    options = asked.parse_args(words)
+    if strange := [name for name in options.only.split(",") if name not in LEVERS]:
+        raise UserError(f"--only: no lever {strange[0]!r}; there are {', '.join(LEVERS)}")
+
+    def points(lever: str, strengths: tuple[float, ...]) -> list[tuple[float, float]]:
+        configs = [config_of(lever, strength, options.epochs, options.seed, options.cifar10) for strength in strengths]
+        return [point(summary) for summary in finish(configs, options.runs)]
+
+    front = points("baseline", BASELINE)
+    for strength, (mse, accuracy) in zip(BASELINE, front):
+        print(f"| baseline | {strength} | {100 * accuracy:.2f} | {1000 * mse:.2f} | |", flush=True)
+    for lever in options.only.split(","):
+        for strength, (mse, accuracy) in zip(STRENGTHS, points(lever, STRENGTHS)):
+            more = gain(accuracy, mse, front)
+            said = "beyond the baseline" if more is None else f"{100 * more:+.2f}"
+            print(f"| {lever} | {strength} | {100 * accuracy:.2f} | {1000 * mse:.2f} | {said} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A running average of the weights (Polyak and Juditsky, 1992; as an exponential average, Tarvainen and Valpola, NeurIPS 2017).
+
+    a_t = a_(t-1) + w_t (p_t - a_(t-1))        w_t = max(1 - decay, 1 / t)
+
+The second arm of w makes the first steps a plain mean, so that the start of the training is forgotten. Averaged is every number
+of the model, running statistics of BatchNorm included, and what the task trains in the channel. The averages are made on the
+device, in tensors that stay where they are, so that a captured step holds them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from splitveil.training.build import Parts
+
+
+def trained_tensors(parts: Parts) -> list[Tensor]:
+    """What is averaged: the model's parameters and floating-point buffers, and the channel's parameters that the task trains."""
+    model = [*parts.model.parameters(), *(b for b in parts.model.buffers() if b.is_floating_point())]
+    return [tensor.data for tensor in (*model, *parts.channel.task_parameters())]
+
+
+class Average:
+    """Follows the weights of `parts`; `deployed` puts the averages in their place for a while."""
+
+    def __init__(self, parts: Parts, decay: float, saved: dict[str, Tensor]) -> None:
+        self.now, self.decay = trained_tensors(parts), decay
+        self.mean = [tensor.clone() for tensor in self.now]
+        self.steps = torch.zeros((), device=self.now[0].device)
+        for tensor, name in zip((self.steps, *self.mean), self.names()):
+            if saved:
+                tensor.copy_(saved[name])
+
+    def names(self) -> list[str]:
+        return ["steps", *(str(i) for i in range(len(self.mean)))]
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(zip(self.names(), (self.steps, *self.mean)))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move the averages after a step; nothing waits for the device."""
+        self.steps += 1
+        weight = self.steps.reciprocal().clamp_min(1 - self.decay)
+        moved = torch._foreach_sub(self.now, self.mean)
+        torch._foreach_mul_(moved, weight)
+        torch._foreach_add_(self.mean, moved)
+
+    @contextmanager
+    def deployed(self) -> Iterator[None]:
+        """Inside, the model holds the averages."""
+        kept = [tensor.clone() for tensor in self.now]
+        torch._foreach_copy_(self.now, self.mean)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self.now, kept)
