@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
@@ -587,3 +588,37 @@ def test_an_attack_of_before_its_images_could_be_chosen_is_the_same_attack(make:
     audit = with_judges(make, "audit", {"ridge": {"options": {"auxiliary": "same set"}}})
     old, same, other = (faced(run) for run in read_runs([make("old"), new, audit]))
     assert old == same != other
+
+
+CUT_WORDS = """<script>addEventListener("load", () => {
+  const cut = [];
+  for (const cell of document.querySelectorAll("td, th")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/[\\w+]+/g)) {
+      const range = document.createRange();
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      if (word[0].length < 40 && new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) cut.push(word[0]);
+    }
+  }
+  const wide = document.documentElement.scrollWidth > innerWidth ? ["wider than the page"] : [];
+  document.body.innerHTML = "<pre>" + [...cut, ...wide].join(" ") + "</pre>";
+})</script></body>"""
+"""Leaves nothing on a page but the words (digests aside) that its tables cut in two."""
+
+
+@pytest.mark.parametrize("width", [1280, 840, 801, 700, 500])
+def test_no_table_cuts_a_word_or_is_wider_than_the_page(make: Maker, tmp_path: Path, width: int) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("needs chromium")
+    html = html_of([make("bottleneck"), make("gaussian+cem")], tmp_path)
+    html = re.sub(r"<meta http-equiv=[^>]*>", "", html).replace("<details", "<details open").replace("</body>", CUT_WORDS)
+    (tmp_path / "looked_at.html").write_text(html, encoding="utf-8")
+    words = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --dump-dom"
+    seen = subprocess.run(
+        [browser, *words.split(), f"--user-data-dir={tmp_path / 'browser'}", f"--window-size={width},3000",
+         (tmp_path / "looked_at.html").as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert re.findall(r"<pre>(.*?)</pre>", seen.stdout) == [""]
