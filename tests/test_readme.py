@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_process import exit_code
 from PIL import Image
 from torch import nn
 
-from splitveil.__main__ import COMMANDS, main
+from splitveil.__main__ import COMMANDS
 from splitveil.cli.arguments import parse
 from splitveil.data import Source
 from splitveil.data.readers import fashion
@@ -103,14 +104,6 @@ def test_every_command_line_is_understood(page: str, monkeypatch: pytest.MonkeyP
             parse(arguments)
 
 
-def exit_code(words: list[str]) -> int:
-    try:
-        main(words)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
 @pytest.mark.slow
 def test_the_command_lines_of_the_readme_run_one_after_the_other(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,7 +127,7 @@ def test_the_command_lines_of_the_readme_run_one_after_the_other(
         if "cifar10" in line:
             continue
         further = {"run": f"{small} {short}", "design": f"{small} {short} {few}"}.get(words[0], "")
-        code = exit_code(words + further.split())
+        code = exit_code(*words, *further.split())
         assert code == 0 or (code == 3 and {"--fail-if", "--accuracy"} & {*words})  # what so small a model reaches is not fixed
         done.append(words[0])
     assert done == ["run", "audit", "cuts", "design", "attack", "evaluate", "report", "list", "data"]

@@ -33,7 +33,15 @@ def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def rows(flags: list[str]) -> list[Config]:
     """The four configs of demo.toml, each with the user's flags on top."""
     table, rows = demo_table()
-    return [parse(flags, table | row, "demo") for row in rows]
+    configs: list[Config] = []
+    for row in rows:
+        try:
+            configs.append(parse(flags, table | row, "demo"))
+        except UserError as error:
+            if not configs:
+                raise
+            raise UserError(f"row {row['name']} of the demo: {error}; flags must suit all rows") from None
+    return configs
 
 
 def demo(folder: Path, flags: list[str]) -> None:

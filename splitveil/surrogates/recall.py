@@ -12,7 +12,9 @@ L_c is 0 when z tells nothing about x beyond the class. It minds how the samples
 what `rate` charges for. The memory is always trained, has no inner loop, and nothing in it can be trained to look away.
 
     memory    linear: x^_i is that of a ridge regression from the z to the pictures of the others in the class, whose penalty is
-              what the channel's noise amounts to, n sigma^2. Its weights a_ij may be negative; they sum to 1 as well
+              what the channel's noise amounts to, n sigma^2. Its weights a_ij may be negative; they sum to 1 as well.
+              both: each class is measured by the memory that recalls more of it. Each is an attacker who exists, so the larger
+              L_c is as honest as either, and nothing in it is trained
     unit      seen: u = mean |z_i - z_j|^2 + 2 d sigma^2, the squared distance of two samples under the channel's noise, so that z
               which drowns in the noise is not told apart
     tokens    z [c, h, w] and the picture are cut into tokens x tokens cells; each asks the same cell of the others for its part
@@ -62,8 +64,9 @@ class Config(GroupConfig):
     """Images of each class that are remembered, with their features; 0 for none. Default 1,024 in all, 16 of a class at least."""
     rate: float = option(4.0, at_least=0)
     """Weight of the loss of `rate` beside that of recall; 0 for recall alone, which does not mind how wide z is spread."""
-    memory: Literal["nearest", "linear"] = "nearest"
-    """How others answer: the nearer, the more (attention); or by the linear map from z to pictures that fits them best."""
+    memory: Literal["nearest", "linear", "both"] = "nearest"
+    """How others answer: the nearer, the more (attention); by the linear map from z to pictures that fits them best; or, class by
+    class, in the way of the two that recalls more."""
     picture: int = option(8, at_least=1)
     """Rows and columns of the picture that is recalled: means of the image over that grid."""
     sharpness: tuple[float, ...] = option((2.0, 8.0, 32.0), above=0)
@@ -240,18 +243,30 @@ class Recall(Surrogate[Config]):
         there, company = (part.repeat_interleave(grid**2, 0) for part in (groups.mask, company))
         return Memory(z, squared_distances(z, m), picture, there, company)
 
-    def plain(self, memory: Memory) -> Tensor:
-        """The attentions without anything learned, [h, g, m, n]; or the weights of the linear memory, as if they were one."""
-        if self.config.memory == "linear":
-            weights = linear_weights(memory.z, memory.there, memory.company.shape[1], self.sigma)
-            return (weights * memory.company).unsqueeze(0)
+    def nearest(self, memory: Memory) -> Tensor:
+        """The attentions without anything learned, [h, g, m, n]."""
         noise = 2 * memory.z.shape[2] * self.hidden_by**2 * torch.ones_like(self.sharpness)
         return attention(memory.distance.unsqueeze(0), memory.company, self.sharpness, noise)
+
+    def linear(self, memory: Memory) -> Tensor:
+        """The weights of the linear memory, as if they were one attention [1, g, m, n]."""
+        weights = linear_weights(memory.z, memory.there, memory.company.shape[1], self.sigma)
+        return (weights * memory.company).unsqueeze(0)
+
+    def plain(self, memory: Memory) -> list[Tensor]:
+        """The ways to answer without anything learned, [h, g, m, n] each."""
+        ways = {"nearest": (self.nearest,), "linear": (self.linear,), "both": (self.nearest, self.linear)}
+        return [way(memory) for way in ways[self.config.memory]]
 
     def of_classes(self, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
         """L_c, the error and the usual error of each class [c] under the mean of attentions [h, g, m, n]."""
         error, usual = (part.view(-1, self.config.tokens**2).sum(1) for part in errors(weights.mean(0) @ memory.picture, memory))
         return recalled(error, usual), error, usual
+
+    def best(self, ways: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
+        """The same under the one of these ways that recalls most of a class."""
+        found, error, usual = zip(*(self.of_classes(weights, memory) for weights in ways))
+        return torch.stack(found).amax(0), torch.stack(error).amin(0), usual[0]
 
     def with_heads(self, plain: Tensor, found: Tensor, memory: Memory) -> Tensor:
         """L_c where learned attentions join the plain ones [h, g, m, n], or `found` where they recall less."""
@@ -270,13 +285,13 @@ class Recall(Surrogate[Config]):
         places = 0 if self.bank is None else places_for(len(z), share, capacity, self.bank.size)
         groups = group(self.rows(z, x), y, self.classes, capacity, self.bank, places, stand_in=False)
         memory, beta = self.memory(groups, tuple(z.shape[1:]), capacity), betas(groups)
-        weights = self.plain(memory)
-        found, error, usual = self.of_classes(weights, memory)
-        loss, uniform = (beta * self.with_heads(weights, found, memory)).sum(), (beta * found).sum()
+        ways = self.plain(memory)
+        found, error, usual = self.best(ways, memory)
+        loss, uniform = (beta * self.with_heads(ways[0], found, memory)).sum(), (beta * found).sum()
         if self.bank is not None:  # what is remembered is not of this batch
             with torch.no_grad():
                 newest = memory.newest()
-                uniform = (beta * self.of_classes(self.plain(newest), newest)[0]).sum()
+                uniform = (beta * self.best(self.plain(newest), newest)[0]).sum()
         bits = self.rate(z, y)
         weight = self.config.rate
         diagnostics = {

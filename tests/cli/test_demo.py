@@ -1,11 +1,13 @@
 from dataclasses import replace
 
+import pytest
+
 from splitveil.channel import Channel
 from splitveil.cli.demo import rows
 from splitveil.config import Config
 from splitveil.metrics.cost import Cost, cost
 from splitveil.models import build_model
-from splitveil.registry import ATTACKS, DEFENCES, SURROGATES
+from splitveil.registry import ATTACKS, DEFENCES, SURROGATES, UserError
 
 
 def test_the_first_three_rows_differ_in_nothing_but_their_defence():
@@ -19,6 +21,14 @@ def test_the_first_three_rows_differ_in_nothing_but_their_defence():
         assert config.seed == plain.seed
         assert config.attacks == plain.attacks
         assert config.defences[0] == plain.defences[0]  # the bottleneck is part of the architecture
+
+
+def test_a_flag_that_does_not_suit_every_row_is_refused_with_the_row_it_does_not_suit():
+    assert all(config.train.epochs == 3 for config in rows(["--train.epochs", "3"]))
+    with pytest.raises(UserError, match=r"^row thin\+cem of the demo: .*model\.width.*flags must suit all rows"):
+        rows(["--model.width", "8"])
+    with pytest.raises(UserError, match=r"^unknown flag '--train\.epoch'"):
+        rows(["--train.epoch", "3"])
 
 
 def edge_cost(config: Config) -> Cost:

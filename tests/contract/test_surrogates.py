@@ -29,7 +29,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
               {"slots": "auto", "bank": 0},
               {"slots": 2, "monitor": True, "spectral": "capped", "entropy_penalty": "targets", "temperatures": True}],
     "hybrid": [{"attention": "slots"}],
-    "recall": [{"memory": "linear", "bank": 0}, {"unit": "seen", "rate": 0.5, "heads": 2, "width": 3}],
+    "recall": [{"memory": "linear", "bank": 0}, {"memory": "both"}, {"unit": "seen", "rate": 0.5, "heads": 2, "width": 3}],
 }  # fmt: skip
 EVERY = [(name, options) for name in SURROGATES.names() for options in [{}, *VARIANTS.get(name, [])]]
 AS_WRITTEN = [(name, {"preset": "as_written"}) for name in ("gated", "slots")]

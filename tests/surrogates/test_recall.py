@@ -126,6 +126,21 @@ def test_the_linear_memory_is_a_ridge_regression_that_leaves_out_who_asks(seed: 
     assert surrogate(z, y, x).loss.item() == pytest.approx(loss, rel=1e-5, abs=1e-8)
 
 
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(6, 40), tells=st.floats(0, 1), sigma=st.floats(0.05, 2))
+def test_both_memories_measure_each_class_by_the_one_that_recalls_more(seed: int, b: int, tells: float, sigma: float) -> None:
+    z, y, x = scene(seed, b, (2, 4, 2), tells)
+    options = {"dim": 16, "classes": 3, "sigma": sigma, "image": IMAGE, "rate": 0.0, "bank": 0}
+    both, nearest, linear = (build("recall", memory=memory, **options).double() for memory in ("both", "nearest", "linear"))
+    for c in range(3):
+        own = y == c
+        if own.any():
+            alone = [surrogate(z[own], y[own], x[own]).loss.item() for surrogate in (both, nearest, linear)]
+            assert alone[0] == pytest.approx(max(alone[1:]), abs=1e-12)
+    losses = [surrogate(z, y, x).loss.item() for surrogate in (both, nearest, linear)]
+    assert losses[0] >= max(losses[1:]) - 1e-9
+
+
 @pytest.mark.parametrize("sigma", [1e-4, 1e-2])
 def test_the_linear_memory_has_its_digits_under_little_noise(sigma: float) -> None:
     z, y, x = scene(0, 60, (40,))  # more dimensions than samples of a class
@@ -153,7 +168,8 @@ def test_the_loss_of_rate_is_added_with_its_weight() -> None:
 
 
 VARIANTS: list[dict[str, Any]] = [
-    {}, {"memory": "linear"}, {"unit": "seen"}, {"tokens": 2}, {"heads": 2, "width": 4}, {"tokens": 2, "heads": 1},
+    {}, {"memory": "linear"}, {"memory": "both"}, {"unit": "seen"}, {"tokens": 2}, {"heads": 2, "width": 4},
+    {"tokens": 2, "heads": 1},
 ]  # fmt: skip
 
 
@@ -275,7 +291,7 @@ def images_seen(z: Tensor) -> Tensor:
 
 CHEATS: list[dict[str, Any]] = [
     {}, {"unit": "seen"}, {"heads": 2, "width": 8}, {"heads": 2, "width": 8, "tokens": 2},
-    {"heads": 1, "width": 8, "rate": 0.0}, {"memory": "linear"},
+    {"heads": 1, "width": 8, "rate": 0.0}, {"memory": "linear"}, {"memory": "both", "heads": 1},
 ]  # fmt: skip
 
 
