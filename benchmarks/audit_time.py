@@ -23,7 +23,6 @@ from splitveil.evaluation import neighbours
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run, load_parts
 from splitveil.evaluation.suites import suite
-from splitveil.manifest.listing import folder_files
 from splitveil.manifest.step import changing
 from splitveil.runs import Run
 from splitveil.training.build import build_splits
@@ -39,10 +38,6 @@ def timed(work: Callable[[], float]) -> tuple[float, float]:
     return time.process_time() - began, found
 
 
-def made(folder: Path) -> list[str]:
-    return [file.relative_to(folder).as_posix() for file in folder_files(folder)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
@@ -55,8 +50,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             copy = Path(shutil.copytree(given.run, Path(place) / "run"))
             with changing(copy) as step:
-                for name in [name for name in made(copy) if name.startswith("attacks/") or name == "summary.json"]:
-                    step.remove(name)
+                for file in [*copy.glob("attacks/*/*"), *copy.glob("attacks/*.json"), *copy.glob("summary.json")]:
+                    step.remove(file.relative_to(copy).as_posix())
             mine = Run(copy, replace(run.config, attacks=suite("quick")))
             attack_run(mine, splits, CPU)
             found = evaluate_run(mine, splits, CPU).worst_case
