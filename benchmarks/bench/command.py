@@ -33,7 +33,7 @@ FLAGS = (
     Flag(
         "--variants",
         "A,B",
-        'Surrogates, "noise" and "rate full"; without it all. together, floor and sklearn do not use it.',
+        'Surrogates, "noise", "rate full" and "rate turned"; without it all. together, floor and sklearn do not use it.',
     ),
     Flag("--compile", "", "Measure through torch.compile: on CUDA whole steps, on a CPU the surrogates."),
     Flag("--quick", "", "Two rounds only, to see if it runs at all."),
