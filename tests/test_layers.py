@@ -12,7 +12,7 @@ ORDER = """
     statistics compute data split_model cut_by_fx own_model metrics models
     defences channel surrogates cem_watch cem distillation
     config manifest runs training attacks evaluation designing
-    report auditing cli __main__ testing pytest_plugin
+    report auditing adaptation cli __main__ testing pytest_plugin
 """
 ROOMS = ORDER.split()
 PACKAGE = Path(splitveil.__file__).parent
