@@ -2,7 +2,7 @@
 
     python -m benchmarks.distillation --runs runs/distillation                                  # bundled images, one core
     python -m benchmarks.distillation --data cifar10 --path DIR --epochs 60 --runs runs/d10     # for a GPU; also cifar100
-    python -m benchmarks.distillation --only off,kd --seeds 0,1                                 # resumable
+    python -m benchmarks.distillation --only kd,balanced --strengths 0.4,0.8 --seeds 0,1        # some of it; resumable
 
 For each seed two teachers are trained on the student's own splits: `clean` without defences, `defended` with noise and a little
 CEM, both wider than the student where it is `small`. Then students at four strengths, whose attackers are fitted anew:
@@ -15,11 +15,13 @@ CEM, both wider than the student where it is `small`. Then students at four stre
 
 A row's gain is its accuracy less that of `off` of the same seed at the same MSE, linear between the points of `off` in log MSE
 (benchmarks.levers.gain), and its SSIM less that of `off` there. MSE is that of the strongest attack, SSIM the largest of an
-attack. A seed counts with the mean of its points, and the interval is Student's over seeds.
+attack. Points beyond the ends of `off` do not count, a seed counts with the mean of its points, and the interval is Student's
+over seeds.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,10 @@ ROWS: dict[str, tuple[tuple[float, ...], str]] = {  # strengths, flags
 }
 
 
+Point = tuple[float, float, float]
+"""MSE, accuracy, SSIM."""
+
+
 def config_of(name: str, flags: str, seed: int, options: argparse.Namespace) -> Config:
     """A run of the recipe with these flags; `name` tells it from the others of its seed."""
     data = [] if options.data == "fashion" else ["--data", options.data, "--data.path", str(options.path)]
@@ -89,20 +95,17 @@ def measured(config: Config, root: Path) -> dict[str, Any]:
     return found
 
 
-def point(found: dict[str, Any]) -> tuple[float, float, float]:
+def point(found: dict[str, Any]) -> Point:
     """MSE of the strongest attack, accuracy, and the largest SSIM of an attack."""
     attacks = found["attacks"].values()
     return min(each["mse"] for each in attacks), found["accuracy"], max(each["ssim"] for each in attacks)
 
 
-def over(front: list[tuple[float, float, float]], points: list[tuple[float, float, float]]) -> list[tuple[float, float] | None]:
-    """For each point accuracy and SSIM over those of the front at the same MSE; None beyond its ends."""
-    found = []
-    for mse, accuracy, ssim in points:
-        more = gain(accuracy, mse, [(m, a) for m, a, _ in front])
-        seen = gain(ssim, mse, [(m, s) for m, _, s in front])
-        found.append(None if more is None or seen is None else (more, seen))
-    return found
+def over(front: list[Point], mine: Point) -> tuple[float, float] | None:
+    """Accuracy in points, and SSIM, over those of the front at the same MSE; None beyond its ends."""
+    mse, accuracy, ssim = mine
+    more, seen = (gain(value, mse, [(at[0], at[i]) for at in front]) for i, value in ((1, accuracy), (2, ssim)))
+    return None if more is None or seen is None else (100 * more, seen)
 
 
 def interval(values: np.ndarray, digits: int) -> str:
@@ -113,20 +116,36 @@ def interval(values: np.ndarray, digits: int) -> str:
     return f"{mean} ± {STUDENT_T[len(values) - 1] * values.std(ddof=1) / sqrt(len(values)):.{digits}f}"
 
 
-def markdown(points: dict[str, dict[int, list[tuple[float, float, float]]]]) -> str:
-    """The table: a line for each row and strength with means over seeds; in its first line, the gains of the row."""
+def gains(runs: dict[str, dict[str, Any]], row: str, strengths: Sequence[float]) -> list[str]:
+    """How many seeds count, and what the row gains at these strengths: in points, and in SSIM for the attacker."""
+    seeds = sorted({name.rpartition("-")[2] for name in runs})
+    each_seed = []
+    for seed in seeds:
+        front = [point(runs[name]) for name in (f"off-{strength}-{seed}" for strength in STRENGTHS) if name in runs]
+        own = [point(runs[name]) for name in (f"{row}-{strength}-{seed}" for strength in strengths) if name in runs]
+        found = [more for more in (over(front, mine) for mine in own) if more] if front else []
+        each_seed += [np.mean(found, 0)] if found else []
+    if not each_seed or row == "off":
+        return ["", "", ""]
+    points, seen = np.array(each_seed).T
+    return [str(len(each_seed)), interval(points, 2), interval(seen, 4)]
+
+
+def markdown(runs: dict[str, dict[str, Any]]) -> str:
+    """The table of what is there: means over seeds for each row and strength, and over the strengths of a row with several."""
     lines = [
-        "| row | strength | seeds | accuracy, % | MSE x 1000 | SSIM | gain, points | SSIM over off |",
-        "|---|---|---|---|---|---|---|---|",
+        "| row | strength | runs | accuracy, % | MSE x 1000 | SSIM | seeds | gain, points | SSIM over off |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row, seeds in points.items():
-        inside = [[each for each in over(points["off"][seed], own) if each] for seed, own in seeds.items() if row != "off"]
-        gains = np.array([np.mean(each, 0) for each in inside if each]).reshape(-1, 2)  # [seeds, accuracy and SSIM]
-        for i, strength in enumerate(ROWS[row][0]):
-            mse, accuracy, ssim = np.mean([own[i] for own in seeds.values()], 0)
-            said = [interval(100 * gains[:, 0], 2), interval(gains[:, 1], 4)] if len(gains) and i == 0 else ["", ""]
-            cells = [row, strength, len(seeds), f"{100 * accuracy:.2f}", f"{1000 * mse:.2f}", f"{ssim:.3f}", *said]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
+    for row, (strengths, _) in ROWS.items():
+        there = {s: [found for name, found in runs.items() if name.rpartition("-")[0] == f"{row}-{s}"] for s in strengths}
+        there = {strength: found for strength, found in there.items() if found}
+        for strength, found in there.items():
+            mse, accuracy, ssim = np.mean([point(each) for each in found], 0)
+            cells = [row, strength, len(found), f"{100 * accuracy:.2f}", f"{1000 * mse:.2f}", f"{ssim:.3f}"]
+            lines.append(f"| {' | '.join(map(str, cells + gains(runs, row, [strength])))} |")
+        if len(there) > 1 and row != "off":
+            lines.append(f"| {' | '.join([row, 'all', '', '', '', '', *gains(runs, row, list(there))])} |")
     return "\n".join(lines)
 
 
@@ -138,25 +157,34 @@ def main(words: list[str] | None = None) -> None:
     asked.add_argument("--epochs", type=int, default=8)
     asked.add_argument("--decoder", type=int, default=3, help="epochs of the attack decoder")
     asked.add_argument("--seeds", default="0,1,2")
-    asked.add_argument("--only", default=",".join(ROWS), help="rows, with commas")
+    asked.add_argument("--only", default=",".join(ROWS), help="rows beside off, with commas; `off` for none")
+    asked.add_argument("--strengths", help="leave out those of their strengths that are not among these")
+    asked.add_argument("--out", type=Path, help="write what was measured into this file")
+    asked.add_argument("--table", action="store_true", help="train nothing: the table of what is there")
     options = asked.parse_args(words)
-    rows, seeds = options.only.split(","), [int(seed) for seed in options.seeds.split(",")]
+    rows = list(dict.fromkeys(["off", *options.only.split(",")]))
     if strange := [row for row in rows if row not in ROWS]:
         raise UserError(f"--only: no row {strange[0]!r}; there are {', '.join(ROWS)}")
-    points: dict[str, dict[int, list[tuple[float, float, float]]]] = {}
-    for seed in seeds:
-        for name, flags in TEACHERS.items():
-            config = config_of(f"teacher-{name}", flags, seed, options)
-            train_run(options.runs / config.name, config)
-        for row in dict.fromkeys(["off", *rows]):
+    wanted = STRENGTHS if options.strengths is None else tuple(map(float, options.strengths.split(",")))
+    runs: dict[str, dict[str, Any]] = {}
+    for seed in map(int, options.seeds.split(",")):
+        if not options.table:
+            for name, flags in TEACHERS.items():
+                config = config_of(f"teacher-{name}", flags, seed, options)
+                train_run(options.runs / config.name, config)
+        for row in rows:
             strengths, flags = ROWS[row]
-            for strength in strengths:
-                noise = f"--defences.1.sigma 0.3 --cem.strength {strength}"
-                config = config_of(f"{row}-{strength}", f"{noise} {flags}", seed, options)
-                found = measured(config, options.runs)
-                points.setdefault(row, {}).setdefault(seed, []).append(point(found))
-                print(row, strength, seed, *(f"{value:.4f}" for value in point(found)), flush=True)
-    print(markdown(points))
+            for strength in strengths if row == "off" else [each for each in strengths if each in wanted]:
+                config = config_of(
+                    f"{row}-{strength}", f"--defences.1.sigma 0.3 --cem.strength {strength} {flags}", seed, options
+                )
+                if options.table and not (options.runs / f"{config.name}.json").exists():
+                    continue
+                runs[config.name] = measured(config, options.runs)
+                print(config.name, *(f"{value:.4f}" for value in point(runs[config.name])), flush=True)
+    if options.out is not None:
+        write_json(options.out, runs)
+    print(markdown(runs))
 
 
 if __name__ == "__main__":

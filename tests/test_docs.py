@@ -13,6 +13,7 @@ import splitveil
 from benchmarks.bench.table import costs
 from splitveil.__main__ import COMMANDS
 from splitveil.cli.arguments import parse
+from splitveil.distillation import DistillationConfig
 from splitveil.registry import ATTACKS, SURROGATES
 
 ROOT = Path(__file__).parent.parent
@@ -118,6 +119,13 @@ def test_every_attack_has_a_page_with_a_row_for_every_option_and_no_other(name: 
     pages = ROOT / "docs" / "attacks"
     rows = re.findall(r"^\| `(\w+)` \|", (pages / f"{name}.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(field.name for field in dataclasses.fields(ATTACKS[name].config))
+
+
+def test_the_page_of_teachers_has_a_row_for_every_option_and_no_other() -> None:
+    page = (ROOT / "docs" / "distillation.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", page.split("## Options")[1].split("\n## ")[0], re.MULTILINE)
+    fields = [(field.name, field.default) for field in dataclasses.fields(DistillationConfig)]
+    assert rows == [(name, "" if value is None else value if isinstance(value, str) else f"{value:g}") for name, value in fields]
 
 
 def test_the_page_of_the_api_is_what_the_docstrings_say() -> None:

@@ -189,3 +189,13 @@ def test_slots_in_tf32_pull_as_they_do_in_float32() -> None:
     exact, fast = pulls
     assert exact.any() and not torch.equal(exact, fast)
     assert torch.linalg.vector_norm(fast - exact) < 0.02 * torch.linalg.vector_norm(exact)
+
+
+def test_teachers_are_asked_in_a_captured_step_as_in_an_eager_one(flags: list[str], tmp_path: Path):
+    noise = ["--defences", "bottleneck,gaussian", "--defences.1.sigma", "0.1", "--cem.surrogate", "uniform"]
+    train_run(tmp_path / "teacher", parse([*flags, "--defences", "bottleneck"]))
+    balanced = "--train.distillation.temperatures balanced --train.distillation.losses balanced --train.distillation.defended ema"
+    taught = [*flags, *noise, *balanced.split(), "--train.distillation.clean", str(tmp_path / "teacher")]
+    captured, _, _ = train_run(tmp_path / "captured", parse(taught))
+    eager, _, _ = train_run(tmp_path / "eager", parse([*taught, "--train.no-capture"]))
+    assert losses(captured) == pytest.approx(losses(eager), rel=1e-2)

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from in_process import Cli
 from interrupting import interrupt_at
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from splitveil.cem import CEM
 from splitveil.cli.arguments import parse
@@ -255,13 +257,28 @@ def test_temperatures_are_balanced_when_teaching_begins(small: list[str], undefe
     assert torch.equal(teaching.distillation.temperatures, first)
 
 
-class Plain(nn.Module):
-    def __init__(self, out: int = 4) -> None:
-        super().__init__()
-        self.layer = nn.Linear(256, out)
+class NoneWaits(TorchDispatchMode):
+    """Refuses what the host can only know when the device is done, also where it is deep in another operation."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(1))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        assert name not in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "_unique2"), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("flags", ["--train.augment.crop 0", ""])
+@pytest.mark.parametrize("defended", ["noisy", "ema"])
+def test_a_step_with_teachers_waits_for_nothing(
+    flags: str, defended: str, small: list[str], undefended: Path, noisy: Path, tmp_path: Path
+):
+    who = noisy if defended == "noisy" else "ema"
+    config = taught(small, *BALANCED, "--cem.surrogate", "none", *flags.split(), clean=undefended, defended=who)
+    training, _ = training_of(config, tmp_path / "run")
+    training.begin(0)
+    training.step()
+    with NoneWaits():
+        training.step()
+    assert training.means.read()["teachers_clean"] > 0
 
 
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str) -> str:
@@ -295,7 +312,7 @@ def test_a_function_of_ones_own_gives_a_teacher_once_its_module_is_imported(
 def test_a_network_of_ones_own_that_does_not_fit_is_one_line(
     body: str, message: str, splitveil: Cli, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    name = own_module(tmp_path, monkeypatch, f"own_teacher_{abs(hash(message))}", body)
+    name = own_module(tmp_path, monkeypatch, f"own_teacher_of_{len(body)}", body)
     refused = splitveil("train", *small, "--runs", "runs", f"--train.distillation.clean={name}:net", "--import", name)
     assert_one_line(refused, message)
     assert not (tmp_path / "runs").exists()
@@ -320,8 +337,6 @@ def test_a_folder_that_cannot_teach_is_one_line(splitveil: Cli, small: list[str]
 
 
 def other_pictures(tmp_path: Path, size: int, classes: int) -> Path:
-    import numpy as np
-
     rng = np.random.default_rng(0)
     file = tmp_path / f"other-{size}-{classes}.npz"
     images, labels = rng.integers(0, 256, (800, size, size)).astype(np.uint8), np.arange(800) % classes
