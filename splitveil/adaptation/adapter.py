@@ -200,6 +200,10 @@ class Adapter:
 
     def __call__(self, z: Tensor) -> Tensor:
         """The answers [b, classes] to z [b, *z_shape] as it is received; nothing is kept."""
+        if z.shape[1:] != self.reference.shape[1:]:
+            raise UserError(
+                f"adaptation: z is {list(z.shape[1:])}, the reference is {list(self.reference.shape[1:])}; give both alike"
+            )
         with torch.no_grad():
             return self._answers(z)
 
@@ -233,7 +237,8 @@ class Adapter:
                 self.model.gain.clamp_(SMALLEST, LARGEST)
         self._teach()
         self.steps, self._since_reset = self.steps + 1, self._since_reset + 1
-        if self._since_reset == c.reset_every or (self._since_reset % c.check_every == 0 and self.collapsed()):
+        due = self._since_reset % c.check_every == 0
+        if self._since_reset == c.reset_every or self.broken() or (due and self.collapsed()):
             self.reset()
 
     @torch.no_grad()
@@ -243,6 +248,10 @@ class Adapter:
             teacher.lerp_(own, 1 - self.config.teacher)
         for teacher, own in zip(self.teacher.buffers(), self.model.buffers()):
             teacher.copy_(own)
+
+    def broken(self) -> bool:
+        """True if answers are no longer finite: nothing would be kept to learn from again."""
+        return not self(self.reference[:8]).isfinite().all()
 
     def collapsed(self) -> bool:
         """True if the answers to the reference are not finite, or have lost more classes than `collapse` allows."""

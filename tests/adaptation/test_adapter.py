@@ -178,6 +178,20 @@ def test_a_stream_of_one_class_collapses_without_a_net_and_is_caught_by_each_of_
     assert spread["reference"] > 0.9 * CLASSES
 
 
+def test_a_rate_that_is_far_too_large_ends_at_the_start_and_not_in_answers_that_are_no_numbers() -> None:
+    made = world()
+    adapter = adapter_of(made, AdapterConfig(batch=16, lr=1e38, descent=True, collapse=0.0))
+    z = shifted(made.sent(made.images(400, 1)[0], 2))
+    stream(adapter, z)
+    assert adapter.resets > 0
+    assert adapter(z).isfinite().all()
+
+
+def test_z_of_another_shape_is_refused() -> None:
+    with pytest.raises(UserError, match=r"z is \[5, 4, 4\], the reference is \[4, 4, 4\]"):
+        adapter_of(world()).observe(torch.zeros(2, 5, 4, 4))
+
+
 def test_of_a_stream_of_one_class_little_is_kept() -> None:
     made = world()
     adapter = adapter_of(made)
