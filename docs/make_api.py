@@ -20,6 +20,11 @@ FURTHER = {
         "evaluation/verdict": ("verdict", "Verdict"),
         "report/__init__": ("write_report",),
     },
+    "Adapt after the release": {
+        "adaptation/adapter": ("Adapter", "AdapterConfig"), "adaptation/client": ("Client",),
+        "adaptation/attack_again": ("attack_again", "Again"), "adaptation/retention": ("Retention",),
+        "adaptation/replay": ("Replay",), "adaptation/message": ("digest_of_edge",), "data/corruptions": ("corrupted",),
+    },
     "Register a method of your own": {
         "registry": ("Registry",), "options": ("option", "UserError"), "defences/__init__": ("Defence", "AttackHints", "Batch"),
         "attacks/__init__": ("Attack", "AttackConfig"), "attacks/threat": ("ThreatModel", "Access", "Observation"),

@@ -12,6 +12,7 @@ import pytest
 import splitveil
 from benchmarks.bench.table import costs
 from splitveil.__main__ import COMMANDS
+from splitveil.adaptation import AdapterConfig
 from splitveil.cli.arguments import parse
 from splitveil.distillation import DistillationConfig
 from splitveil.registry import ATTACKS, SURROGATES
@@ -46,6 +47,17 @@ def test_a_plain_default_stands_in_the_row_of_its_option(name: str) -> None:
             values = field.default if isinstance(field.default, tuple) else (field.default,)
             told = told or ", ".join(f"{value:g}" for value in values)
             assert f"| `{field.name}` | {told} |" in page
+
+
+def test_the_page_on_adaptation_has_a_row_for_every_option_with_its_default() -> None:
+    table = (ROOT / "docs" / "adaptation.md").read_text().split("## Options")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", table, re.MULTILINE))
+    told = {True: "true", False: "false", None: "none"}
+    options = {each.name: each.default for each in dataclasses.fields(AdapterConfig)}
+    assert rows == {
+        name: told[value] if value in (None, True, False) and not isinstance(value, float) else f"{value:g}"
+        for name, value in options.items()
+    }
 
 
 def test_the_comparison_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from splitveil.evaluation.summary import write_summary
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL: dict[str, dict[str, Any]] = {
     "own_model": {"images": 200, "private": 60, "epochs": 1}, "own_data": {"images": 150, "private": 60},
-    "tensors_only": {"images": 200},
+    "tensors_only": {"images": 200}, "adapt": {"images": 300, "streamed": 200, "attacked": 120, "epochs": 1},
 }  # fmt: skip
 
 
@@ -31,12 +31,15 @@ def test_every_example_is_run_by_a_test() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_an_example_runs_and_ends_with_a_verdict(
+def test_an_example_runs_and_says_what_it_found(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     example(name).main(**SMALL[name])
     out = capsys.readouterr().out
+    if name == "adapt":
+        assert "accuracy" in out and "is in place" in out and out.count("refused: ") == 3
+        return
     assert any(line.startswith(("exposed: ", "not established: ", "traces: ", "hidden: ")) for line in out.splitlines())
     if name == "own_model":
         assert (tmp_path / "audit" / "summary.json").exists()

@@ -2,10 +2,10 @@
 
     adapter = Adapter(model.cloud, reference)        reference: z of your own images, as they were received
     logits = adapter.observe(z)                      answers, keeps some z, and learns when enough new ones were kept
-    client.apply(adapter.update(digest))             if the affine at the cut is to move to the device, see `update`
+    client.apply(adapter.update(digest))             with `descent`: the affine at the cut moves to the device, see `update`
 
-What is learnt: the affine at the cut, and gain and shift of the cloud's norms; their running statistics follow what is kept. The
-edge's own norms cannot be learnt without x, and stay. One step on n z, `batch` of them new, the others drawn from the replay:
+A step takes n z, `batch` of them new and the others drawn from the replay. The running statistics of the cloud's norms follow
+theirs. With `descent`, gain and shift of all norms and the affine at the cut learn as well:
 
     w_i = exp(-H_i) / mean exp(-H)                             confident answers weigh more
     L   = mean w_i H_i + anchor mean KL(teacher_i || p_i)      teacher: the running average of what is learnt
@@ -14,7 +14,8 @@ edge's own norms cannot be learnt without x, and stay. One step on n z, `batch` 
 After CEMA (Chen et al., ICLR 2024), which uploads images: here nothing but z' comes in. We deviate further: their weight is
 exp(E_max - H), ours has mean 1, so that E_max drops out and the learning rate means the same whatever the entropies are. Their
 norms use the batch's statistics with a renormalisation; ours stay in eval mode with running statistics, so that an answer depends
-on nothing but its own z. Their teacher is a larger network of the cloud; a split model has none.
+on nothing but its own z. Their teacher is a larger network of the cloud; a split model has none. Descent is off by default: it
+brought nothing (docs/findings.md). The edge's own norms cannot be learnt without x, and stay.
 
 There are two nets, because entropy is lowest where every answer is the same: `reset_every` returns to the start after so many
 steps (RDumb, Press et al., 2023); and where the answers to `reference` spread over less than `collapse` of the classes that they
@@ -71,10 +72,10 @@ class AdapterConfig:
     """Weight of the teacher; 0 for none, which saves its pass."""
     teacher: float = option(0.99, at_least=0, below=1)
     """Share of the teacher that stays in a step."""
-    statistics: float = option(0.1, at_least=0, at_most=1)
+    statistics: float = option(0.2, at_least=0, at_most=1)
     """Share of a step's mean and variance in the running ones of BatchNorm; 0 leaves them as they are."""
-    affine: bool = True
-    """Learn by descent. False: only statistics follow."""
+    descent: bool = False
+    """Learn the affines by descent as well; without it only statistics follow."""
     reset_every: int | None = option(None, at_least=1)
     """Steps after which everything returns to the start; None for never."""
     collapse: float = option(0.7, at_least=0, below=1)
@@ -109,14 +110,17 @@ class Adapted(nn.Module):
     def norms(self) -> list[nn.Module]:
         return [module for module in self.cloud.modules() if isinstance(module, NORMS)]
 
+    def followers(self) -> list[_BatchNorm]:
+        """The norms that have running statistics."""
+        return [norm for norm in self.norms() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
+
     def learnt(self) -> list[nn.Parameter]:
         """What descent may change: the affine at the cut, and that of every norm."""
-        own = [norm.get_parameter(name) for norm in self.norms() for name, value in norm.named_parameters() if value is not None]
-        return [self.gain, self.shift, *own]
+        return [self.gain, self.shift, *(own for norm in self.norms() for own in norm.parameters(recurse=False))]
 
 
 @contextmanager
-def statistics_follow(norms: list[nn.Module], rate: float) -> Iterator[None]:
+def statistics_follow(norms: list[_BatchNorm], rate: float) -> Iterator[None]:
     """In this context the running statistics of BatchNorm move by `rate` towards those of the batch before it is normalised."""
 
     @torch.no_grad()
@@ -127,8 +131,7 @@ def statistics_follow(norms: list[nn.Module], rate: float) -> Iterator[None]:
         norm.running_mean.lerp_(x.mean(over), rate)
         norm.running_var.lerp_(x.var(over), rate)
 
-    moving = [norm for norm in norms if isinstance(norm, _BatchNorm) and norm.running_mean is not None] if rate else []
-    hooks = [norm.register_forward_pre_hook(follow) for norm in moving]
+    hooks = [norm.register_forward_pre_hook(follow) for norm in norms] if rate else []
     try:
         yield
     finally:
@@ -173,6 +176,8 @@ class Adapter:
             raise UserError("adaptation: the reference must be two z or more of your own images, all finite")
         self._at_release, self.reference, self.sizes = reference, reference, usual_sizes(reference)
         self.model = Adapted(cloud, tuple(reference.shape[1:])).to(reference.device)
+        if not (self.config.descent or self.model.followers()):
+            raise UserError("adaptation: the cloud has no BatchNorm whose statistics could follow; set descent = True")
         self.teacher = copy.deepcopy(self.model)
         with torch.no_grad():
             logits = self._answers(reference)
@@ -187,7 +192,7 @@ class Adapter:
 
     def _begin(self) -> None:
         for parameter in self.model.learnt():
-            parameter.requires_grad_(self.config.affine)
+            parameter.requires_grad_(self.config.descent)
         self._sgd = torch.optim.SGD(self.model.learnt(), self.config.lr, momentum=0.9)
 
     def _answers(self, z: Tensor) -> Tensor:
@@ -195,6 +200,10 @@ class Adapter:
 
     def __call__(self, z: Tensor) -> Tensor:
         """The answers [b, classes] to z [b, *z_shape] as it is received; nothing is kept."""
+        if z.shape[1:] != self.reference.shape[1:]:
+            raise UserError(
+                f"adaptation: z is {list(z.shape[1:])}, the reference is {list(self.reference.shape[1:])}; give both alike"
+            )
         with torch.no_grad():
             return self._answers(z)
 
@@ -215,9 +224,9 @@ class Adapter:
         z = torch.cat([self.replay.newest(c.batch), self.replay.sample(c.replayed, self._random)])
         if not len(z):  # all of it has expired
             return
-        with statistics_follow(self.model.norms(), c.statistics):
+        with statistics_follow(self.model.followers(), c.statistics):
             logits = self.model(z)
-        if c.affine:
+        if c.descent:
             with torch.no_grad():
                 taught = self.teacher(z) if c.anchor else None
             loss = loss_of(logits, taught, c.anchor)
@@ -228,7 +237,8 @@ class Adapter:
                 self.model.gain.clamp_(SMALLEST, LARGEST)
         self._teach()
         self.steps, self._since_reset = self.steps + 1, self._since_reset + 1
-        if self._since_reset == c.reset_every or (self._since_reset % c.check_every == 0 and self.collapsed()):
+        due = self._since_reset % c.check_every == 0
+        if self._since_reset == c.reset_every or self.broken() or (due and self.collapsed()):
             self.reset()
 
     @torch.no_grad()
@@ -238,6 +248,10 @@ class Adapter:
             teacher.lerp_(own, 1 - self.config.teacher)
         for teacher, own in zip(self.teacher.buffers(), self.model.buffers()):
             teacher.copy_(own)
+
+    def broken(self) -> bool:
+        """True if answers are no longer finite: nothing would be kept to learn from again."""
+        return not self(self.reference[:8]).isfinite().all()
 
     def collapsed(self) -> bool:
         """True if the answers to the reference are not finite, or have lost more classes than `collapse` allows."""
@@ -257,9 +271,12 @@ class Adapter:
     def update(self, edge: str) -> bytes:
         """The message that moves the affine at the cut to the device, as far as a guard allows: the gain up to 1.
 
-        What of the gain is above 1 stays in the cloud. `edge` is the digest of the edge (`digest_of_edge`). Attack the edge again
-        before you send it (`attack_again`), and `confirm` it once the devices have it.
+        What of the gain is above 1 stays in the cloud. Without `descent` there is nothing to move, and it is refused. `edge` is
+        the digest of the edge (`digest_of_edge`). Attack the edge again before you send it (`attack_again`), and `confirm` it
+        once the devices have it.
         """
+        if not self.config.descent:
+            raise UserError("adaptation: descent is off, so that nothing was learnt at the cut; there is nothing to send")
         gain = self.model.gain.clamp(max=1.0)
         self.number += 1
         return write(Update(gain.cpu(), (self.model.shift * gain / self.model.gain).cpu(), self.number, edge))

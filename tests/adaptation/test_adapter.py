@@ -17,7 +17,7 @@ from splitveil.adaptation.adapter import Adapted, classes_answered, loss_of, sta
 from splitveil.options import UserError
 
 SEEDS = (0, 1, 2)
-QUICK = AdapterConfig(batch=16, replayed=16, lr=0.01)
+QUICK = AdapterConfig(batch=16, replayed=16, lr=0.01, descent=True)
 
 
 def adapter_of(made: World, config: AdapterConfig = QUICK, **more) -> Adapter:
@@ -103,6 +103,8 @@ def test_a_cloud_without_norms_learns_at_the_cut_alone() -> None:
     stream(adapter, shifted(made.sent(made.images(600, 1)[0], 2)))
     assert adapter.steps > 3
     assert len(adapter.model.learnt()) == 2
+    with pytest.raises(UserError, match="has no BatchNorm whose statistics could follow; set descent"):
+        adapter_of(made, AdapterConfig())
 
 
 def test_statistics_follow_the_batch_by_their_share() -> None:
@@ -143,7 +145,7 @@ def test_what_was_kept_is_forgotten_after_its_time() -> None:
     assert adapter.steps == steps
 
 
-@pytest.mark.parametrize("config", [AdapterConfig(batch=16, lr=1.0, anchor=0.0, collapse=0.0, reset_every=4)])
+@pytest.mark.parametrize("config", [AdapterConfig(batch=16, lr=1.0, descent=True, anchor=0.0, collapse=0.0, reset_every=4)])
 def test_after_so_many_steps_everything_returns_to_the_start(config: AdapterConfig) -> None:
     made = world()
     adapter = adapter_of(made, config)
@@ -157,7 +159,7 @@ def test_after_so_many_steps_everything_returns_to_the_start(config: AdapterConf
 
 
 def test_a_stream_of_one_class_collapses_without_a_net_and_is_caught_by_each_of_them() -> None:
-    loose = {"keep": 1.0, "batch": 16, "replayed": 16, "lr": 3.0, "anchor": 0.0, "statistics": 0.5}
+    loose = {"keep": 1.0, "descent": True, "batch": 16, "replayed": 16, "lr": 3.0, "anchor": 0.0, "statistics": 0.5}
     periodic, reference = {"collapse": 0.0, "reset_every": 5}, {"collapse": 0.9, "check_every": 1}
     nets = {"none": {"collapse": 0.0}, "periodic": periodic, "reference": reference}
     spread: dict[str, float] = {}
@@ -174,6 +176,20 @@ def test_a_stream_of_one_class_collapses_without_a_net_and_is_caught_by_each_of_
     assert spread["none"] < 0.8 * CLASSES
     assert spread["periodic"] > 0.95 * CLASSES  # the 30th step ends a period
     assert spread["reference"] > 0.9 * CLASSES
+
+
+def test_a_rate_that_is_far_too_large_ends_at_the_start_and_not_in_answers_that_are_no_numbers() -> None:
+    made = world()
+    adapter = adapter_of(made, AdapterConfig(batch=16, lr=1e38, descent=True, collapse=0.0))
+    z = shifted(made.sent(made.images(400, 1)[0], 2))
+    stream(adapter, z)
+    assert adapter.resets > 0
+    assert adapter(z).isfinite().all()
+
+
+def test_z_of_another_shape_is_refused() -> None:
+    with pytest.raises(UserError, match=r"z is \[5, 4, 4\], the reference is \[4, 4, 4\]"):
+        adapter_of(world()).observe(torch.zeros(2, 5, 4, 4))
 
 
 def test_of_a_stream_of_one_class_little_is_kept() -> None:
@@ -219,6 +235,11 @@ def test_an_update_moves_what_it_may_to_the_device_and_the_answers_mean_the_same
     assert len(adapter.replay) == 0  # of another gain
     adapter.reset()  # the start is that of the release, whatever the device has
     assert torch.allclose(adapter(client.edge(x)), made.model.cloud(z), atol=1e-4)
+
+
+def test_without_descent_there_is_nothing_to_send() -> None:
+    with pytest.raises(UserError, match="descent is off"):
+        adapter_of(world(), AdapterConfig()).update("")
 
 
 def test_the_reference_of_an_updated_device_is_what_that_would_have_sent() -> None:
