@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from splitveil.cem import CEM
 from splitveil.registry import UserError
 from splitveil.statistics.by_class import class_moments
 from splitveil.statistics.rates import diagonal_rate, full_rate
@@ -267,6 +268,18 @@ def test_only_the_turned_form_has_statistics_to_keep() -> None:
         assert surrogate.refresh_every is None
         assert not surrogate.state_dict()
     assert build("rate", dim=4, classes=2, sigma=0.1, form="turned", refresh=3).refresh_every == 3
+
+
+def test_a_loop_that_never_refreshes_the_directions_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    z, y = (torch.from_numpy(array).float() for array in labelled(0, 60, 6, 3))
+    for refreshed in (False, True):
+        cem = CEM(build("rate", dim=6, classes=3, sigma=0.1, form="turned"), warmup=0)
+        cem.schedule(0, 1e-3)
+        if refreshed:
+            cem.refresh(z, y.long())
+        rows = z.clone().requires_grad_()
+        cem.backward(rows.sum(), rows, y.long())
+        assert ("no statistics yet" in capsys.readouterr().err) != refreshed
 
 
 def test_directions_that_would_fill_the_memory_are_refused_with_how_many_fit() -> None:
