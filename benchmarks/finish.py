@@ -1,7 +1,10 @@
-"""Many runs, finished in groups: trained side by side, then attacked and evaluated one after the other."""
+"""Many runs, finished in groups: trained side by side, then attacked and evaluated one after the other; or until time is up."""
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from splitveil.config import Config
 from splitveil.evaluation.evaluate import evaluate_run
@@ -19,3 +22,23 @@ def finish(configs: Sequence[Config], root: Path, together: int = 1) -> list[Sum
             attack_run(run, splits, device)
             evaluate_run(run, splits, device)
     return [read_summary(root / config.name) for config in configs]
+
+
+class TimeIsUp(BaseException):
+    """Like Ctrl-C: no `except Exception` may keep it from ending the work."""
+
+
+@contextmanager
+def at_most(minutes: float | None) -> Iterator[None]:
+    """Raise TimeIsUp in the middle of whatever is done after so many minutes. What is on disk is whole at any moment."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0 if minutes is None else 60 * minutes)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -27,7 +27,7 @@ from splitveil.training.train_runs import train_run
 
 SIGMAS = (0.3, 1.0, 2.0, 4.0, 8.0)
 STRENGTHS = (0.4, 0.7)
-STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
+STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 """97.5 % quantiles by degrees of freedom."""
 
 
@@ -48,14 +48,22 @@ def log_mse(summary: Summary) -> float:
     return log(summary.strongest.mse)
 
 
-def noise_at(accuracy: float, noisy: list[Summary]) -> tuple[float, float]:
-    """(sigma, log MSE) of noise alone where its fitted accuracy is the given one; the nearest end where it never is."""
-    logs = np.log([summary.sigma for summary in noisy])
-    accuracy_of = np.poly1d(np.polyfit(logs, [summary.accuracy for summary in noisy], 2))
-    mse_of = np.poly1d(np.polyfit(logs, [log_mse(summary) for summary in noisy], 2))
+def on_front(accuracy: float, knobs: list[float], accuracies: list[float], log_mses: list[float]) -> tuple[float, float]:
+    """(knob, log MSE) where a front's fitted accuracy is the given one; its nearest end where it never is.
+
+    The front was trained at these knobs (a sigma, a strength); both quantities are fitted as quadratics in their logarithms.
+    """
+    logs = np.log(knobs)
+    accuracy_of, mse_of = (np.poly1d(np.polyfit(logs, values, 2)) for values in (accuracies, log_mses))
     grid = np.linspace(logs.min(), logs.max(), 2001)
     place = grid[np.abs(accuracy_of(grid) - accuracy).argmin()]
     return exp(place), float(mse_of(place))
+
+
+def noise_at(accuracy: float, noisy: list[Summary]) -> tuple[float, float]:
+    """(sigma, log MSE) of noise alone where its fitted accuracy is the given one."""
+    sigmas = [float(summary.sigma or 0) for summary in noisy]
+    return on_front(accuracy, sigmas, [summary.accuracy for summary in noisy], [log_mse(summary) for summary in noisy])
 
 
 def interval(values: list[float]) -> dict[str, float]:

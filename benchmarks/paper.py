@@ -14,14 +14,11 @@ accuracy is the last epoch's on all test images; `selected` is the best test acc
 """
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
+from benchmarks.finish import TimeIsUp, at_most
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.begun import begin
@@ -68,26 +65,6 @@ class Row(NamedTuple):
     @property
     def title(self) -> str:
         return self.name + (" + CEM" if self.cem else "") + (f", sigma {self.sigma:g}" if self.sigma is not None else "")
-
-
-class TimeIsUp(BaseException):
-    """Like Ctrl-C: no `except Exception` may keep it from ending the work."""
-
-
-@contextmanager
-def at_most(minutes: float | None) -> Iterator[None]:
-    """Raise TimeIsUp in the middle of whatever is done after so many minutes. What is on disk is whole at any moment."""
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0 if minutes is None else 60 * minutes)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def rows_of(names: list[str], sigmas: list[float]) -> list[Row]:

@@ -44,7 +44,7 @@ def recalled_share(z: Tensor, picture: Tensor, y: Tensor, classes: int, sigma: f
         own, mask = groups.x[:, :, : features.shape[1]], groups.mask
         own = (own - own[:, :1]) * mask.unsqueeze(2)
         company = mask.unsqueeze(2) * mask.unsqueeze(1) * (1 - torch.eye(most))
-        memory = Memory(own, squared_distances(own, most), groups.x[:, :, features.shape[1] :], mask, company)
+        memory = Memory(own, own, squared_distances(own, most), groups.x[:, :, features.shape[1] :], mask, company)
         sharpness = torch.tensor([2.0, 8.0, 32.0])
         near = attention(memory.distance.unsqueeze(0), company, sharpness, torch.zeros(3)).mean(0)
         linear = linear_weights(own, mask, most, sigma) * company

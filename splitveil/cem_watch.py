@@ -81,7 +81,7 @@ def check_refreshed(seen: Seen, surrogate: Surrogate, y: Tensor) -> None:
     if not may_look(seen, y):
         return
     seen.looked = True
-    statistics = [buffer for name, buffer in surrogate.named_buffers() if name.split(".")[-1] == "weight"]  # [c, k] shares
+    statistics = [buffer for name, buffer in surrogate.named_buffers() if name.split(".")[-1] in ("weight", "images")]
     if surrogate.refresh_every is not None and statistics and not any(bool(share.any()) for share in statistics):
         warn(
             f"the surrogate {type(surrogate).__name__.lower()} has no statistics yet and does less than it should; call "

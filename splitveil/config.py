@@ -22,6 +22,7 @@ import tomli_w
 from splitveil.cem import CEMConfig
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.splits import SplitsConfig
+from splitveil.distillation import DistillationConfig, check_distillation
 from splitveil.files.foreign import read_bytes
 from splitveil.options import changed_since, check_options, option
 from splitveil.own_code import check_imported
@@ -77,6 +78,7 @@ class TrainConfig:
     label_smoothing: float = option(0.0, at_least=0, below=1)
     """Share of the target that is spread over all classes."""
     augment: AugmentConfig = AugmentConfig()
+    distillation: DistillationConfig = DistillationConfig()
     bf16: bool = True
     """Autocast to bfloat16 on CUDA; the CPU always computes in float32."""
     capture: bool = True
@@ -115,6 +117,8 @@ class Config:
         check_options(self.cem, "cem.")
         check_options(self.train, "train.")
         check_options(self.train.augment, "train.augment.")
+        check_options(self.train.distillation, "train.distillation.")
+        check_distillation(self.train.distillation)
         if self.train.nesterov and not self.train.momentum:
             raise UserError("train.nesterov needs momentum, and train.momentum is 0; raise it, or leave nesterov out")
 

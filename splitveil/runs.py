@@ -11,17 +11,14 @@ later epochs are dropped. Nothing is ever unpickled.
 
 import hashlib
 import json
-import os
-import platform
-import subprocess
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from splitveil.compute.environment import environment, measuring
 from splitveil.config import Config, as_begun, from_dict, parse_toml, to_dict, to_toml, with_older_defaults, without_none
 from splitveil.files.folder import (
     append,
@@ -68,42 +65,6 @@ def flatten(tree: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, A
         tensors |= below[0]
         others |= below[1]
     return tensors, others
-
-
-@cache  # a process keeps the code that it began with, even if the source tree changes later
-def git_commit() -> str | None:
-    """The commit of the source tree, with "-dirty" where it was changed; None for an installed package."""
-    here = Path(__file__)
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # a virtual environment may lie in somebody else's repository
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def measuring() -> dict[str, Any]:
-    """The splitveil that is running."""
-    from splitveil import __version__
-
-    return {"splitveil": __version__, "commit": git_commit()}
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """The software and hardware that made the numbers. It holds no host name, user, path or environment variable."""
-    return {
-        **measuring(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:

@@ -29,6 +29,12 @@ class SplitModel(nn.Module):
         return self.cloud(self.edge(x))
 
 
+def encode(model: SplitModel, x: Tensor) -> Tensor:
+    """z of the edge, not in half precision."""
+    z = model.edge(x)
+    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
+
+
 @contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Put all of `module` in train() or eval() mode, and afterwards give each submodule its own mode back."""

@@ -113,7 +113,8 @@ def table() -> None:
     print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     presets = {"gated": "as_written", "slots": "as_written", "kmeans": "reference"}
     rows: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in SURROGATES.names()]
-    rows += [("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("kmeans", {"charge_modes": False})]
+    rows += [("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("rate", {"form": "turned", "directions": 4})]
+    rows += [("kmeans", {"charge_modes": False})]
     rows += [("recall", options) for options in ({"rate": 1.0}, {"unit": "seen"}, {"heads": 2}, {"rate": 0.0})]
     rows += TOKENS
     rows += [(name, {"preset": preset}) for name, preset in presets.items()]

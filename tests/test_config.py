@@ -71,7 +71,7 @@ def another(value: Any, field: dataclasses.Field[Any]) -> Any:
         return next(other for other in near if other != value and bounds.allow(other))
     if value is None:
         arm = next(arm for arm in get_args(hint) if arm is not type(None))
-        near = (get_args(arm)[0],) if get_args(arm) else {int: (3,), float: (2.5, 0.5), bool: (True,)}[arm]
+        near = (get_args(arm)[0],) if get_args(arm) else {int: (3,), float: (2.5, 0.5), bool: (True,), str: ("other",)}[arm]
         return next(other for other in near if bounds.allow(other))
     if isinstance(value, tuple):
         return (*value, 7)

@@ -9,10 +9,10 @@ import splitveil
 
 ORDER = """
     options files printable progress registry own_code rng noise
-    statistics compute data split_model cut_by_fx metrics models
-    defences channel surrogates cem_watch cem
+    statistics compute data split_model cut_by_fx own_model metrics models
+    defences channel surrogates cem_watch cem distillation
     config manifest runs training attacks evaluation designing
-    report auditing cli __main__ testing pytest_plugin
+    report auditing adaptation cli __main__ testing pytest_plugin
 """
 ROOMS = ORDER.split()
 PACKAGE = Path(splitveil.__file__).parent

@@ -33,7 +33,7 @@ FLAGS = (
     Flag(
         "--variants",
         "A,B",
-        'Surrogates, "noise" and "rate full"; without it all. together, floor and sklearn do not use it.',
+        'Surrogates, "noise", "rate full" and "rate turned"; without it all. together, floor and sklearn do not use it.',
     ),
     Flag("--compile", "", "Measure through torch.compile: on CUDA whole steps, on a CPU the surrogates."),
     Flag("--quick", "", "Two rounds only, to see if it runs at all."),
@@ -42,7 +42,7 @@ FLAGS = (
     Flag(
         "--against",
         "FILE",
-        f"An earlier FILE; the exit code is 3 if a ratio is more than {WORSE - 1:.0%} worse than there.",
+        f"An earlier FILE; the exit code is 3 if a ratio is more than {WORSE - 1:.0%} worse than there, on the same hardware.",
     ),
 )
 
@@ -185,4 +185,12 @@ def bench(arguments: list[str]) -> bool:
     print(f"{len(worse)} of {len(same)} ratios got more than {WORSE - 1:.0%} worse")
     for row in worse:
         print(f"  {complaint(row)}")
-    return not worse
+    if other := other_hardware(measured, plan.before):
+        print(f"Nothing is judged, because that file is of {other}: keep a file of this machine, and hold later ones against it.")
+    return not worse or bool(other)
+
+
+def other_hardware(now: Row, before: Row) -> str:
+    """What an earlier measurement was made on, if that is not what this one was made on: ratios differ between processors."""
+    here, there = (row.get("processor", "an unknown CPU") if row["device"] == "cpu" else row["device"] for row in (now, before))
+    return "" if here == there else there

@@ -34,12 +34,13 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 
 
 def configs(model: str, compiled: bool = False, capture: bool = True) -> dict[str, Config]:
-    """Undefended, noise alone, every registered surrogate as it comes, and the rate bound with whole covariances."""
+    """Undefended, noise alone, every registered surrogate as it comes, and the other forms of the rate bound."""
     bottleneck, noise = {"name": "bottleneck"}, {"name": "gaussian", "sigma": SIGMA}
     tables: dict[str, Row] = {BASE: {"defences": [bottleneck]}, "noise": {"defences": [bottleneck, noise]}}
     for name in SURROGATES.names():
         tables[name] = tables["noise"] | {"cem": {"surrogate": name, "warmup": 0}}
-    tables["rate full"] = tables["noise"] | {"cem": {"surrogate": "rate", "rate": {"form": "full"}, "warmup": 0}}
+    for form in ("full", "turned"):
+        tables[f"rate {form}"] = tables["noise"] | {"cem": {"surrogate": "rate", "rate": {"form": form}, "warmup": 0}}
     common = {"model": {"name": model}, "train": {"compile": compiled, "capture": capture}}
     return {name: from_dict(common | table) for name, table in tables.items()}
 

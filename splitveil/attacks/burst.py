@@ -10,12 +10,14 @@ Noise that is fresh for every frame averages out in both; `mean` is the better o
 where the shift moves z more than the noise does. The attacker takes the one with the smaller error on own images that neither
 learned from. It is told by how many pixels each frame is shifted: whoever has a video can find that out.
 
-This is what `keyed_noise` is up against: frames that differ by one step of one pixel have fresh keys there.
+This is what `keyed_noise` is up against: frames that differ by one step of one pixel have fresh keys there. `frames_gain`, the
+share of G's error on frame 0 alone that all frames take off, is what the flag averaging-hole goes by.
 
 Known failure: one D for all r; an attacker who weighs frames, or knows the path of the camera, gets more.
 """
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import ClassVar
 
 import torch
@@ -92,7 +94,10 @@ class BurstAttack(Attack[Config]):
         self.way_ = min(errors, key=lambda way: errors[way])
         chosen = self.of_bursts_ if self.way_ == "mean" else self.of_frames_
         self.losses_, self.held_out_ = chosen.losses_, chosen.held_out_
-        self.facts_ = {"taken": self.way_} | {f"error_{way}": error for way, error in errors.items()}
+        single = F.mse_loss(self.of_frames_.reconstruct(Observation(sent[:, :1])), x).item()
+        self.facts_ = {"taken": self.way_, "error_single": single} | {f"error_{way}": error for way, error in errors.items()}
+        if isfinite(single) and single > 0:
+            self.facts_["frames_gain"] = 1 - errors[self.way_] / single
         return self
 
     @torch.no_grad()

@@ -17,7 +17,6 @@ from splitveil.auditing.doors.exported import load_program
 from splitveil.auditing.report import AuditReport
 from splitveil.cli.arguments import parse, setting_rows
 from splitveil.cli.command_flags import COMMANDS, HELP, NAMES, command_help, take_flags
-from splitveil.cli.own_model import load_weights, model_from
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config, to_dict
 from splitveil.data.readers.folder import Config as Folder
@@ -26,6 +25,7 @@ from splitveil.evaluation.fail_if import parse_condition
 from splitveil.evaluation.flags import flags_named
 from splitveil.evaluation.gate import refusals
 from splitveil.own_code import load_object
+from splitveil.own_model import load_weights, model_from
 from splitveil.printable import say
 from splitveil.progress import console
 from splitveil.registry import DATASETS, UserError

@@ -15,7 +15,6 @@ from rich.table import Table
 from torch import Tensor
 
 from splitveil.cli.arguments import parse
-from splitveil.cli.own_model import load_weights, model_from
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config
 from splitveil.cut_by_fx import every_split
@@ -23,6 +22,7 @@ from splitveil.data import ImageSet
 from splitveil.data.splits import converted
 from splitveil.evaluation.where_to_cut import Cut, every_stage, images_for, where_to_cut
 from splitveil.models import build_model
+from splitveil.own_model import load_weights, model_from
 from splitveil.progress import steps_bar
 from splitveil.registry import UserError, told
 from splitveil.report import check_packages

@@ -37,6 +37,29 @@ def draws(config: AugmentConfig) -> int:
     return 4 + 2 * bool(config.cutout) + 2 * bool(config.random) + bool(config.mixup)
 
 
+def variants(config: AugmentConfig) -> int | None:
+    """How many images crop and flip can make of one; None where more is asked for, which makes any number of them."""
+    if config.rotate or config.cutout or config.random or config.mixup:
+        return None
+    return (2 * config.crop + 1) ** 2 * (1 + config.flip)
+
+
+def variant_of(draw: Tensor, config: AugmentConfig) -> Tensor:
+    """Which of its variants [b] each image becomes under draw [b, draws]: what `crop` and `flip` read of it, as one number."""
+    places = 2 * config.crop + 1
+    top, left = (draw[:, :2] * places).long().clamp_max(places - 1).unbind(1)
+    mirrored = (draw[:, 2] < 0.5).long() if config.flip else 0
+    return (top * places + left) * (1 + config.flip) + mirrored
+
+
+def draw_of(variant: int, config: AugmentConfig) -> Tensor:
+    """A draw [draws] under which an image becomes this variant."""
+    places = 2 * config.crop + 1
+    place, mirrored = divmod(variant, 1 + config.flip)
+    top, left = divmod(place, places)
+    return torch.tensor([(top + 0.5) / places, (left + 0.5) / places, 0.75 - 0.5 * mirrored, 0.5])
+
+
 def crop(x: Tensor, draw: Tensor, pixels: int) -> Tensor:
     """Shift each image as draw [b, 2] in [0, 1) says and fill the border with zeros, by one gather on the padded batch."""
     b, c, h, w = x.shape

@@ -129,9 +129,13 @@ class Feed:
         draw = self.draw.index_select(0, step).squeeze(0)
         return augment(self.images.take(index), draw, self.augmentation), self.images.labels[index]
 
+    def last(self) -> tuple[Tensor, Tensor]:
+        """Of the batch that `next` gave last: which images [b] it has, and the draws [b, draws] that augmented them."""
+        return self.order.index_select(0, self.step - 1).squeeze(0), self.draw.index_select(0, self.step - 1).squeeze(0)
+
     def share(self) -> Tensor:
         """The draw [b] that is mixup's, for the batch that `next` gave last."""
-        return self.draw.index_select(0, self.step - 1).squeeze(0)[:, -1]
+        return self.last()[1][:, -1]
 
     def compile(self) -> None:
         """Let torch.compile fuse the kernels that make a batch."""

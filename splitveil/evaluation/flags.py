@@ -286,8 +286,10 @@ AVERAGING, RELEASES = 0.1, 16
 
 @flag(
     "averaging-hole",
-    raised_if="seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %",
-    why="fresh noise at every release averages out: whoever sends an image twice sends it with less noise",
+    raised_if="seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %; or seeing as many "
+    "near-duplicates lowers the error of `burst` on images that it held out",
+    why="fresh noise at every release averages out: whoever sends an image twice, or two frames of one scene, sends it with less "
+    "noise",
     do="send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
     needs="observations",
 )
@@ -296,6 +298,10 @@ def averaging_hole(evidence: Evidence) -> Iterator[str]:
         seen = two.threat.observations
         if one.threat.observations == 1 < seen <= RELEASES and two.mse < (1 - AVERAGING) * one.mse:
             yield f"{several}: MSE {two.mse:.4f} from {seen} releases, {single} reaches {one.mse:.4f} from one"
+    for name, attack in evidence.attacks.items():
+        seen, gain = attack.threat.observations, attack.facts.get("frames_gain", 0.0)
+        if seen <= RELEASES and gain > AVERAGING:
+            yield f"{name}: {seen} near-duplicates take {gain:.0%} off the error from one of them"
 
 
 EOT = 0.05

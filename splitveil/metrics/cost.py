@@ -5,12 +5,10 @@ attention included. Normalisation, activation and pooling are not counted; paper
 more.
 """
 
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from splitveil.compute.pick_device import processor
 from splitveil.split_model import SplitModel, in_mode
 
 TURNS, WARM = 15, 3
@@ -97,11 +96,3 @@ def latency(edge: nn.Module, x_shape: tuple[int, ...]) -> Latency:
             if turn >= WARM and took[-1] + before - began > SECONDS:
                 break
     return Latency(1000 * median(took[WARM:]), 1, processor())
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -33,7 +33,7 @@ picture; h attentions.
 import dataclasses
 from dataclasses import dataclass
 from math import log, prod
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +88,10 @@ def bank_for(classes: int, numbers: int) -> int:
 
 
 class Memory(NamedTuple):
-    """The samples of each group. The first m places are for those of the batch."""
+    """The samples of each group. The first m places are for those of the batch; `own` and `distance` alone lead back to z."""
 
     z: Tensor  # [g, n, d]
+    own: Tensor  # [g, m, d], those of the batch, counted from somewhere else
     distance: Tensor  # [g, m, n], squared
     picture: Tensor  # [g, n, p]
     there: Tensor  # [g, n], 1 where there is a sample
@@ -100,7 +101,12 @@ class Memory(NamedTuple):
         """That of the batch alone."""
         m, asks = self.company.shape[1], self.company.amax(2)
         company = self.company[:, :, :m] * asks.unsqueeze(1)
-        return Memory(self.z[:, :m], self.distance[:, :, :m], self.picture[:, :m], asks, company)
+        return Memory(self.z[:, :m], self.own, self.distance[:, :, :m], self.picture[:, :m], asks, company)
+
+    def moving(self) -> Tensor:
+        """z with the gradient of its first m places."""
+        m = self.own.shape[1]
+        return torch.cat([self.z[:, :m] + (self.own - self.own.detach()), self.z[:, m:]], 1)
 
 
 def small_picture(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -110,17 +116,43 @@ def small_picture(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 def squared_distances(z: Tensor, m: int) -> Tensor:
     """Of the first m samples from all, […, n, d] -> […, m, n]; z should be near 0, since a^2 - 2 a b + b^2 cancels in float32."""
-    squares = z.square().sum(-1)  # […, n]
-    return (squares[..., :m].unsqueeze(-1) + squares.unsqueeze(-2) - 2 * z[..., :m, :] @ z.mT).clamp_min(0)
+    squares = torch.linalg.vector_norm(z, dim=-1).square()  # […, n], without an array as large as z
+    return (squares[..., :m].unsqueeze(-1) + squares.unsqueeze(-2) - 2 * (z[..., :m, :] @ z.mT)).clamp_min(0)
+
+
+class Distances(torch.autograd.Function):
+    """`squared_distances` of z [g, n, d]; the gradient goes to `own` [g, m, d], whose m samples both ask and answer.
+
+    Written out, because autograd would also make the gradients of all that is remembered, and several arrays as large as z.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        return squared_distances(z, own.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (z,), (pull,) = ctx.saved_tensors, gradients  # [g, m, n]
+        m = pull.shape[1]
+        newest = pull[:, :, :m]
+        found = (pull.sum(2) + newest.sum(1)).unsqueeze(2) * z[:, :m]
+        found.baddbmm_(newest + newest.mT, z[:, :m], alpha=-1)
+        if pull.shape[2] > m:
+            found.baddbmm_(pull[:, :, m:], z[:, m:], alpha=-1)
+        return found.mul_(2), None
 
 
 def attention(distance: Tensor, company: Tensor, sharpness: Tensor, noise: Tensor) -> Tensor:
-    """softmax over n of -s distance / u, [h, g, m, n]; `sharpness` [h] and `noise` [h] are those of each attention."""
+    """softmax over n of -s distance / u, [h, g, m, n]; `sharpness` [h] and `noise` [h] are those of each attention.
+
+    The weights of a sample that has no company mean nothing.
+    """
     pairs = company.sum((-2, -1)).clamp_min(1)
     spread = (distance * company).sum((-2, -1)) / pairs  # [h, g]
-    u = (spread + noise.unsqueeze(1)).clamp_min(SMALLEST).unsqueeze(-1).unsqueeze(-1)
-    logits = -sharpness.view(-1, 1, 1, 1) * (distance / u)
-    return logits.masked_fill(company == 0, -1e30).softmax(-1) * company
+    u = (spread + noise.unsqueeze(1)).clamp_min(SMALLEST)
+    closeness = distance * (-sharpness.unsqueeze(1) / u).unsqueeze(-1).unsqueeze(-1)
+    return (closeness + (company - 1) * 1e30).softmax(-1)
 
 
 def linear_weights(z: Tensor, mask: Tensor, m: int, sigma: float) -> Tensor:
@@ -141,15 +173,23 @@ def linear_weights(z: Tensor, mask: Tensor, m: int, sigma: float) -> Tensor:
 
 def errors(answer: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
     """[g], the squared error of the answers [g, m, p], and that of the mean of the others."""
-    asks = memory.company.amax(2, keepdim=True)  # [g, m, 1], 1 for a sample with company
-    others = memory.company @ memory.picture / memory.company.sum(2, keepdim=True).clamp_min(1)
+    others_there = memory.company.sum(2, keepdim=True)
+    asks = others_there.clamp_max(1)  # [g, m, 1], 1 for a sample with company
     own = memory.picture[:, : asks.shape[1]]
+    others = (memory.there.unsqueeze(1) @ memory.picture - own) / others_there.clamp_min(1)
     return tuple(((own - guess).square() * asks).sum((1, 2)) for guess in (answer, others))  # type: ignore[return-value]
 
 
 def recalled(error: Tensor, usual: Tensor) -> Tensor:
     """max(0, -log(error / usual)), and FLOOR of the usual error more on both sides; 0 where the pictures are all alike."""
     return -torch.log(((error + FLOOR * usual + 1e-12) / ((1 + FLOOR) * usual + 1e-12)).clamp_max(1))
+
+
+def z_of_batch(z: Tensor, groups: Groups, m: int) -> Tensor:
+    """[b, …] features in their places among the first m of their group, [g, m, d]."""
+    g, n = groups.mask.shape
+    place = groups.place.div(n, rounding_mode="floor") * m + groups.place % n  # g * m for one without a place
+    return z.new_zeros(g * m + 1, z[0].numel()).index_copy_(0, place, z.flatten(1))[:-1].view(g, m, -1)
 
 
 def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
@@ -225,22 +265,24 @@ class Recall(Surrogate[Config]):
         """[b, d + p], what a bank keeps of a batch."""
         return torch.cat([self.flat(z), small_picture(x.to(z.dtype), self.shape[1:])], 1)
 
-    def memory(self, groups: Groups, z_shape: tuple[int, ...], m: int) -> Memory:
-        """The samples of the groups, or of their cells; the first m places are for those of the batch."""
-        grid, n = self.config.tokens, groups.mask.shape[1]
+    def memory(self, z: Tensor, groups: Groups, m: int) -> Memory:
+        """The samples of the groups, or of their cells; the first m places are for those of the batch z. Writes into `groups`."""
+        grid, n, z_shape = self.config.tokens, groups.mask.shape[1], tuple(z.shape[1:])
         if grid > 1 and (len(z_shape) != 3 or any(side % grid for side in z_shape[1:])):
             raise UserError(
                 f"recall: tokens={grid} needs z of shape [c, h, w] with sides that it divides, this cut has {list(z_shape)}; "
                 "set tokens=1"
             )
         # Distances and errors do not mind what they are counted from; counted from a sample, they are exact where all are equal.
-        rows = groups.x - groups.x[:, :1].detach()
-        z, picture = cells(rows[:, :, : self.dim], z_shape, grid), cells(rows[:, :, self.dim :].detach(), self.shape, grid)
+        rows = groups.x.sub_(groups.x[:, :1].clone())
+        rows, picture = cells(rows[:, :, : self.dim], z_shape, grid), cells(rows[:, :, self.dim :], self.shape, grid)
         place = torch.arange(n, device=z.device)
         asks = place[:m] < groups.count.unsqueeze(1)  # [g, m]
         company = (asks.unsqueeze(2) & (place[:m].unsqueeze(1) != place)) * groups.mask.unsqueeze(1)  # [g, m, n]
-        there, company = (part.repeat_interleave(grid**2, 0) for part in (groups.mask, company))
-        return Memory(z, squared_distances(z, m), picture, there, company)
+        there, company = (part.repeat_interleave(grid**2, 0) if grid > 1 else part for part in (groups.mask, company))
+        own = cells(z_of_batch(z, groups, m), z_shape, grid)
+        distance: Tensor = Distances.apply(own, rows)  # type: ignore[assignment]
+        return Memory(rows, own, distance, picture, there, company)
 
     def nearest(self, memory: Memory) -> Tensor:
         """The attentions without anything learned, [h, g, m, n]."""
@@ -249,7 +291,7 @@ class Recall(Surrogate[Config]):
 
     def linear(self, memory: Memory) -> Tensor:
         """The weights of the linear memory, as if they were one attention [1, g, m, n]."""
-        weights = linear_weights(memory.z, memory.there, memory.company.shape[1], self.sigma)
+        weights = linear_weights(memory.moving(), memory.there, memory.company.shape[1], self.sigma)
         return (weights * memory.company).unsqueeze(0)
 
     def plain(self, memory: Memory) -> list[Tensor]:
@@ -273,17 +315,18 @@ class Recall(Surrogate[Config]):
             return found
         fixed = {name: value.detach() for name, value in self.heads.named_parameters()}
         rest = memory.company, self.hidden_by
-        seen: Tensor = torch.func.functional_call(self.heads, fixed, (memory.z, *rest))
+        seen: Tensor = torch.func.functional_call(self.heads, fixed, (memory.moving(), *rest))
         better, _, _ = self.of_classes(torch.cat([plain, seen]), memory)
         # Worth 0, with the heads' gradient reversed: they climb while the edge descends.
-        climb, _, _ = self.of_classes(torch.cat([plain.detach(), self.heads(memory.z.detach(), *rest)]), memory)
+        climb, _, _ = self.of_classes(torch.cat([plain.detach(), self.heads(memory.z, *rest)]), memory)
         return torch.maximum(better, found) + (climb.detach() - climb)
 
     def forward(self, z: Tensor, y: Tensor, x: Tensor) -> SurrogateOutput:
         capacity, share = self.room(len(z))
         places = 0 if self.bank is None else places_for(len(z), share, capacity, self.bank.size)
-        groups = group(self.rows(z, x), y, self.classes, capacity, self.bank, places, stand_in=False)
-        memory, beta = self.memory(groups, tuple(z.shape[1:]), capacity), betas(groups)
+        with torch.no_grad():
+            groups = group(self.rows(z, x), y, self.classes, capacity, self.bank, places, stand_in=False)
+        memory, beta = self.memory(z, groups, capacity), betas(groups)
         ways = self.plain(memory)
         found, error, usual = self.best(ways, memory)
         loss, uniform = (beta * self.with_heads(ways[0], found, memory)).sum(), (beta * found).sum()

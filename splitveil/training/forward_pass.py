@@ -9,8 +9,7 @@ from torch import Tensor
 from splitveil.channel import Channel, Noisy
 from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.metrics.leakage import rate_bits
-from splitveil.split_model import SplitModel, in_mode
-from splitveil.training.step import encode
+from splitveil.split_model import SplitModel, encode, in_mode
 
 
 class Pass(NamedTuple):

@@ -9,10 +9,11 @@ killed. With `train.compile` that holds unless torch adds up in parallel, as it 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import cos, pi
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from splitveil.training.checkpoint import below, restore, restore_optimizer, sta
 from splitveil.training.forward_pass import features_of, run_pass
 from splitveil.training.health import check_health, task_warnings, tell, warnings_of
 from splitveil.training.step import Means, Stepper, assemble, compiles_steps
+from splitveil.training.teachers import Teacher, Teaching
 from splitveil.training.tensorboard import show, tensorboard
 from splitveil.training.warm_start import warm_start
 
@@ -99,7 +101,10 @@ class Training(Stepper):
 
     feed: Feed
 
-    def __init__(self, run: Run, parts: Parts, splits: Splits, device: torch.device, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, run: Run, parts: Parts, splits: Splits, device: torch.device, rank: int = 0, world: int = 1,
+        teachers: Mapping[str, Teacher | None] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         config = run.config.train
         check_batch(config.batch, len(splits.task), world)
         if parts.cem is not None and parts.cem.config.growth is not None and world > 1:
@@ -122,6 +127,9 @@ class Training(Stepper):
             self.feed.compile()
         self.kept = self.features_kept(leaves.get("kept"))
         self.average = None if config.ema is None else Average(parts, config.ema, below(leaves, "average"))
+        assert teachers.keys() == config.distillation.teachers.keys()
+        if teachers:
+            self.teaching = Teaching(parts, config, teachers, self.feed, self.seed, self.bf16, below(leaves, "teaching"))
         self.settings: dict[str, object] = {}
         self.told: set[str] = set()
         self.shares = (self.validation.labels.bincount(minlength=self.task.classes) / len(self.validation)).tolist()
@@ -163,6 +171,8 @@ class Training(Stepper):
         if replaced:
             self.pipeline, self.optimizer = assemble(self.parts, config, self.world)
             self.average = None if config.ema is None else Average(self.parts, config.ema, {})  # shapes may be others now
+        if self.teaching is not None:
+            self.teaching.begin(epoch, replaced)
         set_lr(self.optimizer, self.lr)
         if cem is not None:
             cem.schedule(epoch, self.lr, config.epochs)
@@ -171,7 +181,8 @@ class Training(Stepper):
         self.noise.manual_seed(seed_of(seed, "noise", epoch, self.rank))
         torch.manual_seed(seed_of(seed, "layers", epoch, self.rank))  # dropout layers and the like
         self.pipeline.train()
-        before, self.settings = self.settings, settings_of(self.pipeline, *([] if cem is None else [cem]))
+        watched = [self.pipeline, cem, None if self.teaching is None else self.teaching.distillation]
+        before, self.settings = self.settings, settings_of(*(module for module in watched if module is not None))
         changed = replaced or self.settings != before
         if changed:
             self.means = Means()
@@ -227,6 +238,7 @@ class Training(Stepper):
         """Write a checkpoint. Its state comes last: a run that is killed before that goes on from the checkpoint before."""
         kept = {} if self.kept is None else {"kept": self.kept}
         kept |= {} if self.average is None else {"average": self.average.state()}
+        kept |= {} if self.teaching is None else {"teaching": self.teaching.state()}
         with changing(self.run.folder) as step:
             if self.champion is not None:
                 self.run.save_weights("best", *self.champion, step)

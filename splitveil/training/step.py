@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from splitveil.cem import CEM
@@ -20,9 +21,10 @@ from splitveil.compute.side_stream import SideStream
 from splitveil.config import TrainConfig
 from splitveil.data.mixup import unmixed
 from splitveil.defences import Batch
-from splitveil.split_model import SplitModel
+from splitveil.split_model import SplitModel, encode
 from splitveil.training.average import Average
 from splitveil.training.build import Parts
+from splitveil.training.teachers import Teaching
 
 
 class Forward(NamedTuple):
@@ -32,18 +34,23 @@ class Forward(NamedTuple):
     sent: Tensor  # the same after the channel
     loss: Tensor  # [], the task's
     accuracy: Tensor  # []
+    logits: Tensor  # [b, classes], of what was sent
+    clean: Tensor | None  # [b, classes], of z itself, if they were asked for
 
 
-def encode(model: SplitModel, x: Tensor) -> Tensor:
-    z = model.edge(x)
-    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
-
-
-def answer(model: SplitModel, sent: Tensor, y: Tensor, smoothing: float, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The task's loss and the accuracy; the loss is for `target` [b, classes] where images are mixed."""
+def answer(
+    model: SplitModel, sent: Tensor, y: Tensor, smoothing: float, target: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The task's loss, the accuracy and the logits; the loss is for `target` [b, classes] where images are mixed."""
     logits = model.cloud(sent).float()
     loss = F.cross_entropy(logits, y if target is None else target, label_smoothing=smoothing)
-    return loss, (logits.argmax(1) == y).float().mean()
+    return loss, (logits.argmax(1) == y).float().mean(), logits
+
+
+def answer_to_clean(model: SplitModel, z: Tensor) -> Tensor:
+    """The cloud's logits for z without the channel. The cloud's running statistics stay those of what is sent."""
+    buffers = {name: buffer.clone() for name, buffer in model.cloud.named_buffers()}
+    return functional_call(model.cloud, buffers, (z.clone(),)).float()  # a clone, because its first layer may write into it
 
 
 class Pipeline(nn.Module):
@@ -60,9 +67,10 @@ class Pipeline(nn.Module):
 
     def forward(
         self, x: Tensor, y: Tensor, generator: torch.Generator, look: Callable[[Tensor], None] | None = None,
-        target: Tensor | None = None,
+        target: Tensor | None = None, clean: bool = False,
     ) -> Forward:  # fmt: skip
-        """`look` is called with z as soon as the edge has made it; with a `target`, with the z of images that are not mixed."""
+        """`look` is called with z as soon as the edge has made it; with a `target`, with the z of images that are not mixed.
+        With `clean` the cloud also answers to z as it is before the channel."""
         z = seen = self.encode(self.model, x)
         if target is not None:
             seen, mixed = z.tensor_split([unmixed(len(z))])
@@ -70,7 +78,8 @@ class Pipeline(nn.Module):
         if look is not None:
             look(seen)
         sent = self.channel.send(z, x, generator)
-        return Forward(z, sent, *self.answer(self.model, sent, y, self.smoothing, target))
+        outcome = self.answer(self.model, sent, y, self.smoothing, target)
+        return Forward(z, sent, *outcome, answer_to_clean(self.model, z) if clean else None)
 
 
 class Means:
@@ -103,7 +112,7 @@ class Means:
 
 def train_step(
     pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
-    noise: torch.Generator, bf16: bool, means: Means, target: Tensor | None = None,
+    noise: torch.Generator, bf16: bool, means: Means, target: Tensor | None = None, teaching: Teaching | None = None,
 ) -> Tensor:  # fmt: skip
     """Make one step and return z. With a `target` [b, classes] the second half of x is mixed, and CEM sees the first."""
     seen, own = torch.zeros(0), len(x) if target is None else unmixed(len(x))
@@ -114,11 +123,15 @@ def train_step(
         if cem is not None:
             cem.look(z, y[:own], x=x[:own])
 
+    taught = None if teaching is None else teaching.answers(x, noise)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        z, sent, task, accuracy = pipeline(x, y, noise, look, target)
+        z, sent, task, accuracy, logits, clean = pipeline(x, y, noise, look, target, taught is not None and "clean" in taught)
+    utility, told = task, dict[str, Tensor]()
+    if teaching is not None and taught is not None:
+        utility, told = teaching.loss(task, taught, {"clean": clean, "defended": logits})
     batch = Batch(x, z, sent, y)
     penalties = channel.penalties(batch)
-    loss = task + sum(penalties) if penalties else task
+    loss = utility + sum(penalties) if penalties else utility
     optimizer.zero_grad(set_to_none=True)
     if cem is None:
         loss.backward()
@@ -126,9 +139,9 @@ def train_step(
         cem.backward(loss, seen, y[:own], x=x[:own])
     optimizer.step()
     channel.inner_step(Batch(x, z.detach(), sent.detach(), y))
-    values = {"loss": task, "train_accuracy": accuracy}
+    values = {"loss": task, "train_accuracy": accuracy} | told
     if penalties:
-        values["penalty"] = loss - task
+        values["penalty"] = loss - utility
     if cem is not None and cem.active and cem.last is not None:
         values |= {"cem_loss": cem.last.loss, "cem_loss_uniform": cem.last.loss_uniform}
         values |= {f"cem_{name}": value for name, value in cem.last.diagnostics.items()}
@@ -184,6 +197,8 @@ class Stepper:
         self.bf16 = config.bf16 and device.type == "cuda"
         self.average: Average | None = None
         """Of the weights, if one is asked for."""
+        self.teaching: Teaching | None = None
+        """Teachers, if there are any."""
         self.kept: Tensor | None = None
         """[steps, b, *z_shape], where steps leave z for the next refresh of the surrogate; None if nobody asks for it."""
 
@@ -195,8 +210,10 @@ class Stepper:
         x, y = self.feed.next()
         x, target = self.mixed(x, y)
         _, channel, cem = self.parts
-        z = train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means, target)
-        if self.average is not None:
-            self.average.follow()
+        teaching = self.teaching if self.teaching is not None and self.teaching.active else None
+        z = train_step(self.pipeline, channel, cem, self.optimizer, x, y, self.noise, self.bf16, self.means, target, teaching)
+        for average in (self.average, None if self.teaching is None else self.teaching.average):
+            if average is not None:
+                average.follow()
         if self.kept is not None:
             self.kept.index_copy_(0, self.feed.step - 1, z.unsqueeze(0))

@@ -18,6 +18,7 @@ from splitveil.runs import Run, locked
 from splitveil.training.build import build_parts, build_splits
 from splitveil.training.checkpoint import mend_weights
 from splitveil.training.loop import Training, check_batch, train
+from splitveil.training.teachers import find_teachers
 
 
 def train_run(folder: Path, config: Config) -> tuple[Run, Splits, torch.device]:
@@ -35,13 +36,15 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
     compiled = any(config.train.compile for config in configs.values())
     with process_group(device) as (rank, world), compiler_settings(compiled, device), ExitStack() as locks:
         built = []
-        for config in configs.values():
+        for folder, config in configs.items():
             splits = build_splits(config)
             check_batch(config.train.batch, len(splits.task), world)
             # Before the folder is made: a setting that is refused must not leave one behind.
-            built.append((splits, build_parts(config, splits.task, device)))
+            taught = not finished(folder) and config.train.distillation.teachers
+            teachers = find_teachers(config, splits, device, world) if taught else {}
+            built.append((splits, build_parts(config, splits.task, device), teachers))
         runs, trainings = [], []
-        for (folder, config), (splits, parts) in zip(configs.items(), built):
+        for (folder, config), (splits, parts, teachers) in zip(configs.items(), built):
             if rank == 0:
                 locks.enter_context(locked(folder))
                 run = Run.create(folder, config)
@@ -53,7 +56,7 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
             if not runs[-1].finished():
                 if rank == 0:
                     runs[-1].write_environment(device)
-                trainings.append(Training(runs[-1], parts, splits, device, rank, world))
+                trainings.append(Training(runs[-1], parts, splits, device, rank, world, teachers))
             elif rank == 0:
                 mend_weights(runs[-1], parts)
         if trainings:
@@ -65,4 +68,9 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
                 gc.collect()
         if rank > 0:
             sys.exit(0)  # attacks and reports are the first process's work
-    return [(run, splits, device) for run, (splits, _) in zip(runs, built)]
+    return [(run, splits, device) for run, (splits, *_) in zip(runs, built)]
+
+
+def finished(folder: Path) -> bool:
+    """True if there is a run in the folder with nothing left to train."""
+    return (folder / "schema.json").exists() and Run.open(folder).finished()

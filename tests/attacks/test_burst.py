@@ -89,6 +89,7 @@ def test_it_takes_the_way_with_the_smaller_error_on_own_images() -> None:
     attack.fit(grant(attack.requires, model, Channel([defences.build("gaussian", sigma=0.1)]), own, CPU, 0))
     errors = {way: attack.facts_[f"error_{way}"] for way in ("mean", "aligned")}
     assert attack.facts_["taken"] == min(errors, key=lambda way: errors[way])
+    assert attack.facts_["frames_gain"] == pytest.approx(1 - min(errors.values()) / attack.facts_["error_single"])
     assert attack.held_out_
 
 

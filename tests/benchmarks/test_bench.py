@@ -19,6 +19,7 @@ from benchmarks.bench.steps import SHAPES, Given, configs
 from benchmarks.bench.table import TITLES, got_worse
 from benchmarks.bench.timing import QUICK, QUICK_IMAGES, Setting, compare, speedup
 from splitveil.__main__ import main
+from splitveil.compute.pick_device import processor
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages
 from splitveil.registry import SURROGATES, UserError
@@ -121,6 +122,21 @@ def test_only_the_same_measurement_is_compared() -> None:
 def test_a_ratio_that_is_worse_twice_ends_the_command_with_code_3(
     now: list[float], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
+    assert code_against(now, processor(), tmp_path, monkeypatch) == code
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("before", "said"), [("another CPU", "of another CPU"), (None, "of an unknown CPU")])
+def test_what_was_measured_on_another_cpu_is_shown_and_not_judged(
+    before: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_against([2.0, 2.0], before, tmp_path, monkeypatch) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 ratios got more than 20% worse" in out and f"Nothing is judged, because that file is {said}:" in out
+
+
+def code_against(now: list[float], cpu: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code where these ratios are measured one after the other, against 1.0 on a CPU of that name; 0 if it ends well."""
     left = iter(now)
 
     def measured(setting: Setting, advance: Callable[..., None]) -> list[dict[str, Any]]:
@@ -129,18 +145,18 @@ def test_a_ratio_that_is_worse_twice_ends_the_command_with_code_3(
         return [setting.row("step", "rate", BASE, numbers)]
 
     monkeypatch.setitem(bench_command.MEASURE, "step", measured)
-    file, out = tmp_path / "before.json", tmp_path / "now.json"
-    before = {"device": "cpu", "model": "small", "compile": False, "rows": [row_of("step", 1.0, 0.9, 1.1)]}
-    write_json(file, before)
+    file, out = folder / "before.json", folder / "now.json"
+    before: dict[str, Any] = {"device": "cpu", "model": "small", "compile": False, "rows": [row_of("step", 1.0, 0.9, 1.1)]}
+    write_json(file, before | ({} if cpu is None else {"processor": cpu}))
     flags = ["--device", "cpu", "--only", "step", "--batches", "128", "--classes", "10"]
     ended: object = 0
     try:
         main(["bench", *flags, "--out", str(out), "--against", str(file)])
     except SystemExit as stop:
         ended = stop.code
-    assert ended == code and said in capsys.readouterr().out
     assert next(left, None) is None
     assert read_json(out)["rows"][0]["ratio"] == now[0]
+    return ended
 
 
 @pytest.mark.parametrize(("flags", "said"), [

@@ -17,7 +17,8 @@ from splitveil.surrogates.gated import Gated
 from splitveil.surrogates.slots import Slots
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "rate": [{"form": "full"}, {"bank": 6}, {"form": "full", "bank": 6}, {"form": "tokens"},
+    "rate": [{"form": "full"}, {"bank": 6}, {"form": "full", "bank": 6}, {"form": "turned", "directions": 3},
+             {"form": "turned", "directions": 2, "bank": 6}, {"form": "tokens"},
              {"form": "tokens", "neighbours": False, "bank": 6}],
     "uniform": [{"tau_quantile": 0.3}, {"bank": 6}],
     "kmeans": [{"preset": "reference", "clusters": 2}, {"preset": "as_written", "clusters": 2}, {"form": "linear"},

@@ -36,6 +36,10 @@ def seen(releases: int) -> ThreatModel:
     return ThreatModel(observations=releases)
 
 
+def frames(near_duplicates: int) -> ThreatModel:
+    return ThreatModel(observations=near_duplicates, near_duplicates=True)
+
+
 def proof(value: float, releases: int = 1, proved: bool = True, unit: str = "MSE") -> Certificate:
     return Certificate("known set", value, unit, releases, ("it is assumed",), proved)
 
@@ -173,6 +177,8 @@ CLEAN: Attacks = {
     "decoder-repeats64": decoder(0.02, seen(64), repeats=64),
     "decoder-mask": decoder(0.0476, mask=True),
     "refine": other("refine", 0.0485, WHITE, facts={"eot_gain": 0.05}),
+    "burst": other("burst", 0.04, frames(16), facts={"frames_gain": 0.1}),
+    "burst64": other("burst", 0.02, frames(64), facts={"frames_gain": 0.5}),
 }
 """Everything just inside its bound."""
 
@@ -251,6 +257,12 @@ def test_an_option_that_came_since_has_its_default_in_an_older_attack() -> None:
     newer = replace(decoder(0.0449, seen(16)), options=usual | older.options | {"repeats": 16})
     assert newer.images_used == 1000  # 0 is all
     assert flagged({"decoder": older, "decoder-repeats": newer}) == ["averaging-hole"]
+
+
+def test_near_duplicates_that_average_out_raise_the_flag_that_releases_raise() -> None:
+    (raised_flag,) = raised(Evidence({"burst": other("burst", 0.02, frames(16), facts={"frames_gain": 0.31})}, ceiling_mse=0.1))
+    assert raised_flag.flag == "averaging-hole"
+    assert raised_flag.detail == "burst: 16 near-duplicates take 31% off the error from one of them"
 
 
 def test_ladders_are_of_attacks_that_differ_in_nothing_else() -> None:

@@ -9,7 +9,9 @@ from splitveil.registry import SURROGATES
 
 QUICK = ("kmeans", "rate")
 EVERY = [pytest.param(name, {}, marks=[] if name in QUICK else pytest.mark.slow) for name in SURROGATES.names()]
-FULL = [("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), *TOKENS]
+FULL = [
+    ("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("rate", {"form": "turned", "directions": 4}), *TOKENS,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "options"), [*EVERY, *(pytest.param(*each, marks=pytest.mark.slow) for each in FULL)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitveil.registry import UserError
 from splitveil.surrogates import build
-from splitveil.surrogates.recall import FLOOR, Recall, cells, recalled, small_picture
+from splitveil.surrogates.recall import FLOOR, Distances, Recall, cells, recalled, small_picture, squared_distances
 
 IMAGE = 2, 8, 8
 SIGMA = 0.2
@@ -271,6 +271,19 @@ def test_who_has_no_company_is_counted_and_not_pulled() -> None:
     assert output.diagnostics["skipped_classes"] == 1
     assert pull[:8].any(1).all()
     assert not pull[8:].any()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), m=st.integers(1, 6), remembered=st.integers(0, 5), d=st.integers(1, 4))
+def test_the_gradient_of_distances_is_autograds_where_only_the_batch_moves(seed: int, m: int, remembered: int, d: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(2, m + remembered, d, generator=generator, dtype=torch.float64)
+    pull = torch.randn(2, m, m + remembered, generator=generator, dtype=torch.float64)
+    pull.diagonal(dim1=1, dim2=2).zero_()  # nobody answers himself
+    own, again = (z[:, :m].clone().requires_grad_() for _ in range(2))
+    found, expected = Distances.apply(own, z), squared_distances(torch.cat([again, z[:, m:]], 1), m)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, own, pull), torch.autograd.grad(expected, again, pull))  # type: ignore[arg-type]
 
 
 def test_errors_and_pictures_by_hand() -> None:

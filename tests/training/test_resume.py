@@ -67,16 +67,17 @@ def outcome(folder: Path) -> dict[str, object]:
 WITH_STATE = {
     "uniform": "--cem.surrogate.tau-quantile 0.5", "gated": "--cem.surrogate.bank 4",
     "rate": "--cem.target-bits 9", "kmeans": "--cem.refresh-from training",
+    "rate turned": "--cem.surrogate.form turned --cem.surrogate.directions 3",
 }  # fmt: skip
 """Options that give a surrogate more to remember."""
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("surrogate", [*SURROGATES.names(), "learned", "none"])
+@pytest.mark.parametrize("surrogate", [*SURROGATES.names(), "rate turned", "learned", "none"])
 def test_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
     surrogate: str, every: int, small: list[str], learned: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    flags = ["--cem.surrogate", surrogate, "--train.checkpoint-every", str(every), "--train.augment.rotate", "10"]
+    flags = ["--cem.surrogate", surrogate.split()[0], "--train.checkpoint-every", str(every), "--train.augment.rotate", "10"]
     flags += ["--cem.warmup", "1", *WITH_STATE.get(surrogate, "").split()]
     config = parse([*small, *flags])
     train_run(tmp_path / "whole", config)

@@ -143,7 +143,7 @@ def group(
         if stand_in:
             factor = (1 + known.sum(1) / count.clamp_min(1)).index_select(0, own_group(place, mask))  # [b]
             z = torch.lerp(z.detach(), z, factor.unsqueeze(1))
-    x = rows.index_copy(0, place, z)[:-1].view(g, n, -1)  # the last row is for samples without a place
+    x = rows.index_copy_(0, place, z)[:-1].view(g, n, -1)  # the last row is for samples without a place
     return Groups(x, mask, label, count, overflow, place)
 
 

@@ -1,4 +1,4 @@
-"""A user's own network on the command line: what pkg.module:function gives, and weights to put into it."""
+"""A user's own network: what pkg.module:function gives, and weights to put into it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from splitveil.files.folder import read_tensors
 from splitveil.files.foreign import open_file
 from splitveil.own_code import load_object
 from splitveil.registry import UserError, told
-from splitveil.runs import read_tensors
 
 
 def model_from(where: str) -> nn.Module:

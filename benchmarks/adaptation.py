@@ -1,0 +1,342 @@
+"""What adaptation from z alone brings under corruption, what of it remains with 40 % of z kept, and what poison does to it.
+
+    python -m benchmarks.adaptation --cifar10 DIR --only train --seeds 0           # ten epochs on 40,000 images; resumable
+    python -m benchmarks.adaptation --cifar10 DIR                                  # streams, poison, attacks; then the table
+    python -m benchmarks.adaptation --table                                        # the table from the file, nothing is run
+
+The model is `small` with the bottleneck of 8 channels, noise of 0.3 and CEM `rate`. A stream is --images test images under one
+corruption at one level in a random order, 50 at a time; each is answered before anything is learnt from it.
+
+    none         the cloud as released
+    all          learns from all z that are plausible
+    kept         learns from 40 % of them
+    statistics   as kept, but only running statistics follow
+    reset        as kept, and everything returns to the start every 20 steps
+    message      as kept; after half of the stream the affine at the cut moves to the device, as far as its guard allows
+
+Every line of the file is one stream, written as it ends. `--own` takes the attacker's images in the place of the test images: the
+learning rate and the share of statistics were chosen there, on seed 0.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitveil.adaptation import Adapter, AdapterConfig, Client, attack_again, digest_of_edge
+from splitveil.adaptation.message import Update, write
+from splitveil.config import Config, from_dict
+from splitveil.data import ImageSet
+from splitveil.data.corruptions import LEVELS, corrupted
+from splitveil.data.splits import Splits
+from splitveil.evaluation.run_attacks import load_parts
+from splitveil.progress import console, steps_bar
+from splitveil.rng import stream
+from splitveil.runs import Run, write_json
+from splitveil.training.build import Parts, build_splits
+from splitveil.training.train_runs import train_runs
+
+SEEDS = (0, 1, 2)
+BATCH, SIGMA = 50, 0.3
+KEEP = AdapterConfig(keep=0.4)
+VARIANTS: dict[str, AdapterConfig | None] = {
+    "none": None, "all": AdapterConfig(keep=1.0), "kept": KEEP, "statistics": replace(KEEP, affine=False),
+    "reset": replace(KEEP, reset_every=20), "message": KEEP,
+}  # fmt: skip
+POISONED = 1000
+ATTACKS = [
+    {"name": "ridge"},
+    {"name": "decoder", "label": "decoder-small", "blocks": 2, "width": 32, "epochs": 8, "batch": 64, "lr": 0.002},
+]
+"""Those of the suite quick that learn most."""
+
+
+def config_of(seed: int, cifar10: Path) -> Config:
+    return from_dict({
+        "name": f"seed{seed}", "seed": seed, "device": "cpu", "data": {"name": "cifar10", "path": str(cifar10)},
+        "splits": {"task": 0.8, "validation": 0.02, "auxiliary": 0.18}, "model": {"name": "small", "width": 16},
+        "defences": [{"name": "bottleneck"}, {"name": "gaussian", "sigma": SIGMA}],
+        "cem": {"surrogate": "rate", "strength": 0.1, "lr_rescale": "off"},
+        "train": {"epochs": 10, "batch": 64, "lr": 0.05, "augment": {"crop": 2}},
+    })  # fmt: skip
+
+
+class World(NamedTuple):
+    """A trained model, and z of its own images and of those that stream in."""
+
+    parts: Parts
+    splits: Splits
+    reference: Tensor  # [n, *z_shape], sent
+    images: Tensor  # [n, c, h, w]
+    labels: Tensor  # [n]
+    seed: int
+
+
+@torch.no_grad()
+def z_of(world: World, x: Tensor) -> Tensor:
+    return torch.cat([world.parts.model.edge(part) for part in x.split(500)])
+
+
+def sent(z: Tensor, seed: int, *words: object) -> Tensor:
+    """z as the channel sends it."""
+    return z + SIGMA * torch.randn(z.shape, generator=stream("cpu", seed, *words))
+
+
+def images_of(part: ImageSet, count: int) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(part.images[:count]).float() / 255, torch.from_numpy(part.labels[:count])
+
+
+def open_world(root: Path, seed: int, count: int, own: bool) -> World:
+    run = Run.open(root / f"seed{seed}")
+    splits = build_splits(run.config)
+    parts = load_parts(run, splits, torch.device("cpu"))
+    part = splits.auxiliary if own else splits.test
+    order = torch.randperm(len(part), generator=stream("cpu", seed, "stream"))[:count].numpy()
+    images, labels = images_of(part.take(order), count)
+    world = World(parts, splits, torch.empty(0), images, labels, seed)
+    mine, _ = images_of(splits.task, 512)
+    return world._replace(reference=sent(z_of(world, mine), seed, "reference"))
+
+
+def adapter_of(world: World, config: AdapterConfig | None) -> Adapter:
+    """Without a config it learns nothing."""
+    still = replace(KEEP, affine=False, statistics=0.0)
+    return Adapter(world.parts.model.cloud, world.reference, config or still, world.seed)
+
+
+def client_of(world: World) -> Client:
+    return Client(world.parts.model.edge, world.parts.channel, tuple(world.parts.model.z_shape))
+
+
+def streamed(world: World, adapter: Adapter, z: Tensor, message: bool, *words: object) -> tuple[np.ndarray, bytes]:
+    """Which answers of a stream were right, in its order; and the message that was sent after half of it."""
+    affine, right, update = client_of(world).affine, [], b""
+    for i, (part, labels) in enumerate(zip(z.split(BATCH), world.labels.split(BATCH))):
+        if message and i * BATCH >= len(z) // 2 and not update:
+            client = client_of(world)
+            update = adapter.update(client.digest)
+            client.apply(update)
+            adapter.confirm(update, SIGMA)
+            affine = client.affine
+        right.append(adapter.observe(sent(affine(part), world.seed, "wire", i, *words)).argmax(1) == labels)
+    return torch.cat(right).numpy(), update
+
+
+def line_of(adapter: Adapter, right: np.ndarray) -> dict[str, Any]:
+    retention = adapter.retention
+    gain, shift = adapter.model.gain.detach(), adapter.model.shift.detach()
+    return {
+        "accuracy": float(right.mean()), "second_half": float(right[len(right) // 2 :].mean()),
+        "kept": retention.kept / retention.seen, "steps": adapter.steps, "resets": adapter.resets,
+        "gain": [gain.min().item(), gain.max().item()], "shift": shift.abs().max().item(),
+    }  # fmt: skip
+
+
+def corrupted_z(world: World, name: str, level: int) -> Tensor:
+    generator = stream("cpu", world.seed, "corruption", name, level)
+    return z_of(world, corrupted(world.images, name, level, generator) if level else world.images)
+
+
+def poison(world: World, kind: str) -> Tensor:
+    """[1000, *z_shape] z' that nobody's image has made."""
+    generator = stream("cpu", world.seed, "poison", kind)
+    reference = world.reference
+    shape = (POISONED, *reference.shape[1:])
+    some = reference[torch.randint(len(reference), (POISONED,), generator=generator)]
+    if kind == "random":  # of the size and the spread of z
+        return reference.mean() + reference.std() * torch.randn(shape, generator=generator)
+    if kind == "ten times":
+        return 10 * some
+    cloud = world.parts.model.cloud
+    z = some.clone().requires_grad_()
+    adam = torch.optim.Adam([z], 0.05)
+    for _ in range(30):
+        logs = cloud(z).log_softmax(1)
+        loss = -logs[:, 0].mean() if kind == "one class" else (logs.exp() * logs).sum(1).mean()
+        (z.grad,) = torch.autograd.grad(loss, z)
+        adam.step()
+    return z.detach()
+
+
+def poisoned(world: World, kind: str, bursts: bool) -> dict[str, Any]:
+    """Accuracy on clean z that stream in together with poison, mixed or all of it at once in the middle."""
+    adapter, clean = adapter_of(world, KEEP), sent(corrupted_z(world, "clean", 0), world.seed, "wire")
+    bad = poison(world, kind) if kind != "no poison" else clean[:0]
+    n = len(clean)
+    order = torch.randperm(n + len(bad), generator=stream("cpu", world.seed, "mixed"))
+    if bursts:
+        order = torch.cat([torch.arange(n // 2), torch.arange(n, n + len(bad)), torch.arange(n // 2, n)])
+    z, labels = torch.cat([clean, bad]), torch.cat([world.labels, torch.full((len(bad),), -1)])
+    right, is_bad, before = [], [], adapter.retention.kept
+    for index in order.split(BATCH):
+        right.append(adapter.observe(z[index]).argmax(1) == labels[index])
+        is_bad.append(labels[index] < 0)
+    bad_ones = torch.cat(is_bad).numpy()
+    after = float((adapter(clean).argmax(1) == world.labels).float().mean())
+    found = line_of(adapter, torch.cat(right).numpy()[~bad_ones])
+    return found | {"after": after, "kept_in_all": adapter.retention.kept - before}
+
+
+def attacked(world: World, name: str, update: bytes, images: int) -> dict[str, Any]:
+    """The attacks before and after an update, by images of the test and of the attacker."""
+    splits = world.splits
+    private, own = (part.take(np.arange(images)) for part in (splits.test, splits.auxiliary))
+    model = world.parts.model
+    again = attack_again(model, world.parts.channel, update, private, own, ATTACKS, seed=world.seed, least=1e-9)
+    return {"before": again.before, "after": again.after, "ratio": again.ratio, "bytes": len(update)}
+
+
+def shrunk(world: World, gain: float) -> bytes:
+    """The update of a gain that is the same for all channels."""
+    channels = len(client_of(world).affine.gain)
+    return write(Update(torch.full((channels,), gain), torch.zeros(channels), 1, digest_of_edge(world.parts.model.edge)))
+
+
+class Results:
+    """Lines by name, in a file that is written whenever one is added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def add(self, key: str, work: Callable[[], dict[str, Any]]) -> None:
+        if key not in self.lines:
+            self.lines[key] = work()
+            write_json(self.path, self.lines)
+
+
+def conditions() -> Iterator[tuple[str, int]]:
+    yield "clean", 0
+    for name, levels in LEVELS.items():
+        for level in range(1, len(levels) + 1):
+            yield name, level
+
+
+def one_stream(world: World, z: Tensor, variant: str, config: AdapterConfig | None, back: bool) -> dict[str, Any]:
+    """A stream of z; with `back` clean images follow, which the same adapter answers and learns from."""
+    adapter = adapter_of(world, config)
+    right, update = streamed(world, adapter, z, variant == "message")
+    found = line_of(adapter, right) | {"bytes": len(update)}
+    if back:
+        later, _ = streamed(world, adapter, corrupted_z(world, "clean", 0), False, "back")
+        found |= {"back": float(later.mean()), "back_second_half": float(later[len(later) // 2 :].mean())}
+    return found
+
+
+def streams(world: World, results: Results) -> None:
+    """Every variant under every condition; and what is answered to clean images after the worst of them."""
+    todo = list(conditions())
+    with steps_bar(f"seed {world.seed}: streams", total=len(todo)) as advance:
+        for name, level in todo:
+            z = None
+            for variant, config in VARIANTS.items():
+                key = f"{world.seed}/{name}/{level}/{variant}"
+                if key in results.lines:
+                    continue
+                z = corrupted_z(world, name, level) if z is None else z
+
+                results.add(key, partial(one_stream, world, z, variant, config, level == 5 and variant in ("all", "kept")))
+            advance(1)
+
+
+def poisons(world: World, results: Results) -> None:
+    for kind in ("no poison", "random", "uncertain", "one class", "ten times"):
+        for bursts in (False, True):
+            if kind == "no poison" and bursts:
+                continue
+            results.add(
+                f"{world.seed}/poison/{kind}/{'burst' if bursts else 'mixed'}",
+                lambda kind=kind, bursts=bursts: poisoned(world, kind, bursts),
+            )
+
+
+def attacks(world: World, results: Results, images: int) -> None:
+    def learnt() -> dict[str, Any]:
+        adapter = adapter_of(world, KEEP)
+        _, update = streamed(world, adapter, corrupted_z(world, "contrast", 5), True)
+        return attacked(world, "learnt", update, images)
+
+    results.add(f"{world.seed}/attack/learnt", learnt)
+    results.add(f"{world.seed}/attack/gain 0.7", lambda: attacked(world, "gain 0.7", shrunk(world, 0.7), images))
+
+
+def table(lines: dict[str, dict[str, Any]]) -> None:
+    seeds = sorted({key.split("/")[0] for key in lines})
+
+    def mean(condition: str, variant: str, what: str = "accuracy") -> float:
+        return 100 * float(np.mean([lines[f"{seed}/{condition}/{variant}"][what] for seed in seeds]))
+
+    def whole(condition: str) -> bool:
+        return all(f"{seed}/{condition}/{variant}" in lines for seed in seeds for variant in VARIANTS)
+
+    found = [f"{name}/{level}" for name, level in conditions() if whole(f"{name}/{level}")]
+    print("| corruption | " + " | ".join(VARIANTS) + " | kept, % |\n|" + "---|" * (len(VARIANTS) + 2))
+    for condition in found:
+        told = " | ".join(f"{mean(condition, variant):.2f}" for variant in VARIANTS)
+        print(f"| {condition} | {told} | {mean(condition, 'kept', 'kept'):.1f} |")
+    under = [condition for condition in found if not condition.startswith("clean")]
+    for seed in [*seeds, "all"]:
+        chosen = seeds if seed == "all" else [seed]
+        of = {
+            variant: 100 * float(np.mean([lines[f"{s}/{c}/{variant}"]["accuracy"] for s in chosen for c in under]))
+            for variant in VARIANTS
+        }
+        halves = {
+            variant: 100 * float(np.mean([lines[f"{s}/{c}/{variant}"]["second_half"] for s in chosen for c in under]))
+            for variant in ("none", "kept", "message")
+        }
+        gap = of["all"] - of["none"]
+        shares = ", ".join(f"{v} {(of[v] - of['none']) / gap:.2f}" for v in VARIANTS if v not in ("none", "all"))
+        print(f"seed {seed}: " + ", ".join(f"{v} {of[v]:.2f}" for v in VARIANTS) + f"; gap {gap:.2f}, of it {shares}")
+        print(f"   second half: none {halves['none']:.2f}, kept {halves['kept']:.2f}, message {halves['message']:.2f}")
+    for key in sorted(key for key in lines if "/poison/" in key or "/attack/" in key):
+        print(key, {name: value for name, value in lines[key].items() if name not in ("gain", "shift")})
+    for key in sorted(key for key in lines if "back" in lines[key]):
+        print(key, "back on clean", lines[key]["back"], lines[key]["back_second_half"])
+
+
+def main(words: list[str] | None = None) -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--cifar10", type=Path, help="where cifar-10-batches-bin/ lies")
+    asked.add_argument("--runs", type=Path, default=Path("runs/adaptation"))
+    asked.add_argument("--out", type=Path, default=Path("runs/adaptation"), help="folder of the results, one file a seed")
+    asked.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    asked.add_argument("--images", type=int, default=4000, help="of each stream")
+    asked.add_argument("--attacked", type=int, default=2000, help="private images, and as many of the attacker's")
+    asked.add_argument("--own", action="store_true")
+    asked.add_argument("--only", default="train,streams,poison,attack")
+    asked.add_argument("--table", action="store_true")
+    options = asked.parse_args(words)
+    torch.set_num_threads(1)
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    if not options.table:
+        for seed in seeds:
+            if "train" in options.only:
+                train_runs({options.runs / f"seed{seed}": config_of(seed, options.cifar10)})
+            if options.only == "train":
+                continue
+            world = open_world(options.runs, seed, options.images, options.own)
+            results = Results(options.out / f"{'own' if options.own else 'lines'}-{seed}.json")
+            if "streams" in options.only:
+                streams(world, results)
+            if "poison" in options.only:
+                poisons(world, results)
+            if "attack" in options.only:
+                attacks(world, results, options.attacked)
+            console.print(f"seed {seed}: {results.path}")
+    lines: dict[str, dict[str, Any]] = {}
+    for path in sorted(options.out.glob("own-*.json" if options.own else "lines-*.json")):
+        lines |= json.loads(path.read_text())
+    if lines:
+        table(lines)
+
+
+if __name__ == "__main__":
+    main()

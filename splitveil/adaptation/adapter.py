@@ -1,0 +1,279 @@
+"""The cloud's side: a cloud that learns from the z that it is sent, without labels and without images.
+
+    adapter = Adapter(model.cloud, reference)        reference: z of your own images, as they were received
+    logits = adapter.observe(z)                      answers, keeps some z, and learns when enough new ones were kept
+    client.apply(adapter.update(digest))             if the affine at the cut is to move to the device, see `update`
+
+What is learnt: the affine at the cut, and gain and shift of the cloud's norms; their running statistics follow what is kept. The
+edge's own norms cannot be learnt without x, and stay. One step on n z, `batch` of them new, the others drawn from the replay:
+
+    w_i = exp(-H_i) / mean exp(-H)                             confident answers weigh more
+    L   = mean w_i H_i + anchor mean KL(teacher_i || p_i)      teacher: the running average of what is learnt
+    a   <- within 0.05 to 20 after each step                   the gain at the cut
+
+After CEMA (Chen et al., ICLR 2024), which uploads images: here nothing but z' comes in. We deviate further: their weight is
+exp(E_max - H), ours has mean 1, so that E_max drops out and the learning rate means the same whatever the entropies are. Their
+norms use the batch's statistics with a renormalisation; ours stay in eval mode with running statistics, so that an answer depends
+on nothing but its own z. Their teacher is a larger network of the cloud; a split model has none.
+
+There are two nets, because entropy is lowest where every answer is the same: `reset_every` returns to the start after so many
+steps (RDumb, Press et al., 2023); and where the answers to `reference` spread over less than `collapse` of the classes that they
+had, it returns at once. Suggested: the defaults. Known failure: a stream of one class moves the answers towards it until one of
+the nets acts.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from splitveil.adaptation.cut_affine import along_channels, channels_of, weakened
+from splitveil.adaptation.message import Update, read, write
+from splitveil.adaptation.replay import Replay
+from splitveil.adaptation.retention import Retention, entropy, plausible, usual_sizes
+from splitveil.options import UserError, check_options, option
+from splitveil.rng import stream
+
+NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
+SMALLEST, LARGEST = 0.05, 20.0
+"""Bounds of the gain at the cut."""
+ROWS = 512
+"""References that are answered at once."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """How an Adapter keeps and learns."""
+
+    keep: float = option(0.4, above=0, at_most=1)
+    """Share of the z that are kept to learn from, at most; 1 keeps all that are plausible."""
+    window: int = option(1024, at_least=1)
+    """Answers whose entropies and likenesses decide the limits."""
+    memory: float = option(0.9, at_least=0, below=1)
+    """Share of the mean kept answer that stays when a batch was kept."""
+    cap: int = option(1000, at_least=1)
+    """Kept z, at most."""
+    seconds: float = option(600.0, above=0)
+    """Age at which a kept z is overwritten."""
+    batch: int = option(32, at_least=1)
+    """New kept z that start a step."""
+    replayed: int = option(64, at_least=0)
+    """Older kept z in a step."""
+    lr: float = option(1e-3, above=0, remedy="0.001 is a good start")
+    """Learning rate of SGD with momentum 0.9."""
+    anchor: float = option(1.0, at_least=0)
+    """Weight of the teacher; 0 for none, which saves its pass."""
+    teacher: float = option(0.99, at_least=0, below=1)
+    """Share of the teacher that stays in a step."""
+    statistics: float = option(0.1, at_least=0, at_most=1)
+    """Share of a step's mean and variance in the running ones of BatchNorm; 0 leaves them as they are."""
+    affine: bool = True
+    """Learn by descent. False: only statistics follow."""
+    reset_every: int | None = option(None, at_least=1)
+    """Steps after which everything returns to the start; None for never."""
+    collapse: float = option(0.7, at_least=0, below=1)
+    """Return to the start once the answers to the reference have less than this share of their classes; 0 for never."""
+    check_every: int = option(5, at_least=1)
+    """Steps between two looks at the answers to the reference."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "adaptation: ")
+
+
+class Adapted(nn.Module):
+    """The cloud behind an affine: what a device sends that has `device_gain` and `device_shift`, as if it had gain and shift."""
+
+    device_gain: Tensor
+    device_shift: Tensor
+
+    def __init__(self, cloud: nn.Module, z_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels = channels_of(z_shape)
+        self.cloud = copy.deepcopy(cloud).eval().requires_grad_(False)
+        self.gain = nn.Parameter(torch.ones(channels))  # [c]
+        self.shift = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("device_gain", torch.ones(channels))
+        self.register_buffer("device_shift", torch.zeros(channels))
+
+    def forward(self, z: Tensor) -> Tensor:
+        gain = self.gain / self.device_gain
+        shift = self.shift - gain * self.device_shift
+        return self.cloud(along_channels(gain, z) * z + along_channels(shift, z))
+
+    def norms(self) -> list[nn.Module]:
+        return [module for module in self.cloud.modules() if isinstance(module, NORMS)]
+
+    def learnt(self) -> list[nn.Parameter]:
+        """What descent may change: the affine at the cut, and that of every norm."""
+        own = [norm.get_parameter(name) for norm in self.norms() for name, value in norm.named_parameters() if value is not None]
+        return [self.gain, self.shift, *own]
+
+
+@contextmanager
+def statistics_follow(norms: list[nn.Module], rate: float) -> Iterator[None]:
+    """In this context the running statistics of BatchNorm move by `rate` towards those of the batch before it is normalised."""
+
+    @torch.no_grad()
+    def follow(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        (x,) = inputs
+        over = [0, *range(2, x.dim())]
+        assert isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.running_var is not None
+        norm.running_mean.lerp_(x.mean(over), rate)
+        norm.running_var.lerp_(x.var(over), rate)
+
+    moving = [norm for norm in norms if isinstance(norm, _BatchNorm) and norm.running_mean is not None] if rate else []
+    hooks = [norm.register_forward_pre_hook(follow) for norm in moving]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def weights_of(h: Tensor) -> Tensor:
+    """exp(-H) with mean 1, [b]; no gradient passes."""
+    w = (-h.detach()).exp()
+    return w / w.mean()
+
+
+def loss_of(logits: Tensor, taught: Tensor | None, anchor: float) -> Tensor:
+    """Weighted entropy, and how far the answers are from the teacher's."""
+    h = entropy(logits)
+    loss = (weights_of(h) * h).mean()
+    if taught is not None:
+        loss = loss + anchor * F.kl_div(logits.log_softmax(1), taught.log_softmax(1), reduction="batchmean", log_target=True)
+    return loss
+
+
+def classes_answered(logits: Tensor) -> float:
+    """exp(entropy) of the mean answer: how many classes the answers spread over."""
+    mean = logits.double().softmax(1).mean(0)
+    return mean.clamp_min(1e-12).log().mul(mean).sum().neg().exp().item()
+
+
+class Adapter:
+    """A copy of the cloud that learns from what it is sent; the cloud that was given stays as it is.
+
+    `reference` [n, *z_shape] are z of images of your own (the training's), as received: they say which z are plausible and how
+    many classes are answered. `steps` and `resets` count; how many z were seen and kept is in `retention`.
+    """
+
+    def __init__(
+        self, cloud: nn.Module, reference: Tensor, config: AdapterConfig | None = None, seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.config = config or AdapterConfig()
+        if len(reference) < 2 or not reference.isfinite().all():
+            raise UserError("adaptation: the reference must be two z or more of your own images, all finite")
+        self._at_release, self.reference, self.sizes = reference, reference, usual_sizes(reference)
+        self.model = Adapted(cloud, tuple(reference.shape[1:])).to(reference.device)
+        self.teacher = copy.deepcopy(self.model)
+        with torch.no_grad():
+            logits = self._answers(reference)
+        self.classes_at_start = classes_answered(logits)
+        c = self.config
+        self.retention = Retention(logits.shape[1], c.keep, c.window, c.memory)
+        self.replay = Replay(c.cap, c.seconds, clock)
+        self._random = stream("cpu", seed, "replay")
+        self._start = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.steps = self.resets = self._fresh = self._since_reset = self.number = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        for parameter in self.model.learnt():
+            parameter.requires_grad_(self.config.affine)
+        self._sgd = torch.optim.SGD(self.model.learnt(), self.config.lr, momentum=0.9)
+
+    def _answers(self, z: Tensor) -> Tensor:
+        return torch.cat([self.model(part) for part in z.split(ROWS)])
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """The answers [b, classes] to z [b, *z_shape] as it is received; nothing is kept."""
+        with torch.no_grad():
+            return self._answers(z)
+
+    def observe(self, z: Tensor) -> Tensor:
+        """Answer z [b, *z_shape], keep what is worth it, and take a step when `batch` new ones are kept."""
+        logits = self(z)
+        kept = self.retention(logits, plausible(z, self.sizes))
+        self.replay.add(z[kept])
+        self._fresh += int(kept.sum())
+        if self._fresh >= self.config.batch:
+            self._fresh = 0
+            self.step()
+        return logits
+
+    def step(self) -> None:
+        """Learn once from what is kept."""
+        c = self.config
+        z = torch.cat([self.replay.newest(c.batch), self.replay.sample(c.replayed, self._random)])
+        if not len(z):  # all of it has expired
+            return
+        with statistics_follow(self.model.norms(), c.statistics):
+            logits = self.model(z)
+        if c.affine:
+            with torch.no_grad():
+                taught = self.teacher(z) if c.anchor else None
+            loss = loss_of(logits, taught, c.anchor)
+            self._sgd.zero_grad()
+            loss.backward()
+            self._sgd.step()
+            with torch.no_grad():
+                self.model.gain.clamp_(SMALLEST, LARGEST)
+        self._teach()
+        self.steps, self._since_reset = self.steps + 1, self._since_reset + 1
+        if self._since_reset == c.reset_every or (self._since_reset % c.check_every == 0 and self.collapsed()):
+            self.reset()
+
+    @torch.no_grad()
+    def _teach(self) -> None:
+        """The teacher moves towards what is learnt; statistics are the same for both."""
+        for teacher, own in zip(self.teacher.learnt(), self.model.learnt()):
+            teacher.lerp_(own, 1 - self.config.teacher)
+        for teacher, own in zip(self.teacher.buffers(), self.model.buffers()):
+            teacher.copy_(own)
+
+    def collapsed(self) -> bool:
+        """True if the answers to the reference are not finite, or have lost more classes than `collapse` allows."""
+        found = classes_answered(self(self.reference))
+        return not found >= self.config.collapse * self.classes_at_start
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Return to the start. What the device has stays accounted for."""
+        device = {name: self.model.get_buffer(name).clone() for name in ("device_gain", "device_shift")}
+        self.model.load_state_dict(self._start | device)
+        self.teacher.load_state_dict(self._start | device)
+        self._begin()
+        self.resets, self._since_reset = self.resets + 1, 0
+
+    @torch.no_grad()
+    def update(self, edge: str) -> bytes:
+        """The message that moves the affine at the cut to the device, as far as a guard allows: the gain up to 1.
+
+        What of the gain is above 1 stays in the cloud. `edge` is the digest of the edge (`digest_of_edge`). Attack the edge again
+        before you send it (`attack_again`), and `confirm` it once the devices have it.
+        """
+        gain = self.model.gain.clamp(max=1.0)
+        self.number += 1
+        return write(Update(gain.cpu(), (self.model.shift * gain / self.model.gain).cpu(), self.number, edge))
+
+    @torch.no_grad()
+    def confirm(self, message: bytes, sigma: float) -> None:
+        """From here on z comes from devices that have taken this message; `sigma` is that of the channel's noise.
+
+        What was kept before is of another gain and is overwritten.
+        """
+        update = read(message)
+        self.replay.clear()
+        self.model.device_gain.copy_(update.gain)
+        self.model.device_shift.copy_(update.shift)
+        self._teach()
+        self.reference = weakened(self._at_release, self.model.device_gain, self.model.device_shift, sigma, self._random)
+        self.sizes = usual_sizes(self.reference)
