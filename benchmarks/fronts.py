@@ -40,11 +40,16 @@ SURROGATES = {
     "kmeans": "--cem.surrogate kmeans",
     "gated": "--cem.surrogate gated",
     "slots": "--cem.surrogate slots",
+    "rate tokens": "--cem.surrogate rate --cem.surrogate.form tokens",
+    "gated tokens": "--cem.surrogate gated --cem.surrogate.tokens positions",
+    "gated tokens compared": "--cem.surrogate gated --cem.surrogate.tokens positions --cem.surrogate.attention auto",
+    "slots tokens": "--cem.surrogate slots --cem.surrogate.tokens positions",
 }
 LADDERS = {
     "rate": (0.1, 0.2, 0.4, 0.8), "uniform": (0.2, 0.4, 0.8, 1.6), "recall alone": (0.05, 0.1, 0.2, 0.4),
     "recall": (0.025, 0.05, 0.1, 0.2), "kmeans": (0.04, 0.08, 0.16, 0.32), "gated": (0.2, 0.4, 0.8, 1.6),
-    "slots": (0.1, 0.2, 0.4, 0.8),
+    "slots": (0.1, 0.2, 0.4, 0.8), "rate tokens": (0.1, 0.2, 0.4, 0.8), "gated tokens": (0.2, 0.4, 0.8, 1.6),
+    "gated tokens compared": (0.2, 0.4, 0.8, 1.6), "slots tokens": (0.08, 0.15, 0.3, 0.6),
 }  # fmt: skip
 """Strengths of each surrogate; first guesses from the bundled images, to be moved on a tuning seed."""
 EDGES = {"conv2": "", "thin": "--model thin"}

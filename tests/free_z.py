@@ -20,6 +20,7 @@ from splitveil.surrogates import Surrogate, build
 
 DIM, CLASSES, SAMPLES, SIGMA, MODES = 16, 3, 80, 0.3, 5
 IMAGE = 1, 4, 4
+Z_SHAPE = 4, 2, 2
 
 TOLERATED = DIM / 2 * log(1.125)
 """Nats of features whose variance is tau everywhere."""
@@ -74,7 +75,7 @@ def fall(name: str, options: dict[str, Any], seed: int = 0, steps: int = 400, re
     y = torch.arange(CLASSES * SAMPLES) % CLASSES
     z = torch.randn(len(y), DIM, generator=generator).requires_grad_()
     x = images_of(z)
-    surrogate = build(name, dim=DIM, classes=CLASSES, sigma=SIGMA, image=IMAGE, **options)
+    surrogate = build(name, dim=DIM, classes=CLASSES, sigma=SIGMA, image=IMAGE, z_shape=Z_SHAPE, **options)
     classifier = nn.Linear(DIM, CLASSES)
     optimizer = torch.optim.Adam([z, *classifier.parameters()], 2e-2)
     own = [parameter for parameter in surrogate.parameters() if parameter.requires_grad]
@@ -100,6 +101,13 @@ def fall(name: str, options: dict[str, Any], seed: int = 0, steps: int = 400, re
     return Fall(before, measured(surrogate, z.detach(), y, x))
 
 
+TOKENS: list[tuple[str, dict[str, Any]]] = [
+    ("rate", {"form": "tokens"}), ("gated", {"tokens": "positions"}), ("gated", {"tokens": "positions", "attention": "linear"}),
+    ("slots", {"tokens": "positions"}),
+]  # fmt: skip
+"""Those that measure the positions of z."""
+
+
 def table() -> None:
     titles = "surrogate", "said, nats", "variance", "full rate", "with modes", "falls by, said over true", "left unsaid"
     print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
@@ -108,6 +116,7 @@ def table() -> None:
     rows += [("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("rate", {"form": "turned", "directions": 4})]
     rows += [("kmeans", {"charge_modes": False})]
     rows += [("recall", options) for options in ({"rate": 1.0}, {"unit": "seen"}, {"heads": 2}, {"rate": 0.0})]
+    rows += TOKENS
     rows += [(name, {"preset": preset}) for name, preset in presets.items()]
     for name, options in rows:
         found = fall(name, options)

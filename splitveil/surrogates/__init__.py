@@ -21,8 +21,9 @@ from splitveil.progress import warn
 from splitveil.registry import SURROGATES, UserError
 from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.surrogates.shared.bank import BATCH, Bank, bank_for
-from splitveil.surrogates.shared.groups import GroupConfig, Groups, Seats, capacity_for, group, places_for, seats
+from splitveil.surrogates.shared.groups import GroupConfig, Groups, Seats, betas, capacity_for, group, places_for, seats
 from splitveil.surrogates.shared.quantities import Quantity
+from splitveil.surrogates.shared.tokens import TokenConfig, cut_for, tokens_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class FeatureSpace:
     """Images a step; it decides whether classes need a bank where none is asked for. None: 128."""
     image: tuple[int, ...] | None = None
     """Shape of an image, channels first; only a surrogate that looks at images needs it."""
+    z_shape: tuple[int, ...] | None = None
+    """Shape of z, channels first; only a surrogate that cuts z into tokens needs it."""
 
     def __post_init__(self) -> None:
         check_options(self, "surrogate: ")
@@ -94,6 +97,11 @@ class Surrogate(nn.Module, Generic[C]):
         self.dim, self.classes, self.sigma = space.dim, space.classes, space.sigma or 0.0
         grouping = config if isinstance(config, GroupConfig) else GroupConfig()
         self.capacity = grouping.capacity
+        tokens = config.tokens if isinstance(config, TokenConfig) else 1
+        self.cut = cut_for(type(self).__name__.lower(), tokens, space.z_shape)
+        """How z is cut into tokens; None where whole samples are measured."""
+        self.token_dim = space.dim if self.cut is None else self.cut.numbers
+        """Numbers of a token; of z where whole samples are measured."""
         size = bank_for(space.batch, space.classes, space.dim) if grouping.bank is None else grouping.bank
         self.bank = Bank(space.dim, space.classes, size) if size else None
         self.unasked = self.bank is not None and grouping.bank is None
@@ -155,17 +163,22 @@ class Surrogate(nn.Module, Generic[C]):
         return seats(y, self.classes, capacity, capacity, z.dtype)
 
     def grouped(self, z: Tensor, y: Tensor, remembered: bool = True) -> Groups:
-        """The samples of each class side by side, with those that the bank remembers of it."""
+        """The samples of each class side by side, with those that the bank remembers of it; or their tokens."""
         capacity, share = self.room(len(z))
         bank = self.bank if remembered else None
         places = 0 if bank is None else places_for(len(z), share, capacity, bank.size)
-        return group(self.flat(z), y, self.classes, capacity, bank, places)
+        groups = group(self.flat(z), y, self.classes, capacity, bank, places)
+        return groups if self.cut is None else tokens_of(groups, self.cut)
 
     def equal_weights(self, z: Tensor, y: Tensor, beta: Tensor, penalty: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
         """loss_uniform from the groups' shares and penalties [g]; `of` gives the penalties [c] of variances [c, d]."""
         if self.bank is None:
             return (beta * penalty).sum().detach()
         # What the bank remembers is not of this z and y.
+        if self.cut is not None:
+            groups = self.grouped(z.detach(), y, remembered=False)
+            squares = groups.x.square().sum(1)  # the tokens of a class have mean 0
+            return (betas(groups) * of(squares / groups.total.clamp_min(1).unsqueeze(1))).sum().detach()
         samples, _, variance = class_moments(self.flat(z).detach(), y, self.classes)
         return over_classes(of(variance), samples).detach()
 
@@ -193,14 +206,16 @@ def filled(config: C, presets: Mapping[str, Mapping[str, Any]]) -> C:
 
 def build(
     name: str, *, dim: int, classes: int, sigma: float | None, batch: int | None = None,
-    image: tuple[int, ...] | None = None, **options: Any,
+    image: tuple[int, ...] | None = None, z_shape: tuple[int, ...] | None = None, **options: Any,
 ) -> Surrogate:  # fmt: skip
     """A surrogate by its registered name, for features of `dim` dimensions under noise of standard deviation `sigma`.
 
     `batch`, the images of a step (128 if not told), decides whether uniform, rate and gated get a bank that is not asked for.
-    `image`, the shape of an image such as (3, 32, 32), is for a surrogate that looks at images.
+    `image`, the shape of an image such as (3, 32, 32), is for a surrogate that looks at images; `z_shape`, that of z, for one
+    that cuts z into tokens.
     """
-    space = FeatureSpace(dim, classes, sigma, batch=batch, image=None if image is None else tuple(image))
+    image, z_shape = (None if shape is None else tuple(shape) for shape in (image, z_shape))
+    space = FeatureSpace(dim, classes, sigma, batch=batch, image=image, z_shape=z_shape)
     surrogate = SURROGATES[name].make(given={"space": space}, **options)
     if surrogate.unasked:
         warn(surrogate.about_the_bank())

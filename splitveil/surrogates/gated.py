@@ -48,6 +48,7 @@ from splitveil.surrogates.shared.groups import (
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 from splitveil.surrogates.shared.quantities import Quantity
 from splitveil.surrogates.shared.remembered import seats_beside, standing_for, variances_beside
+from splitveil.surrogates.shared.tokens import TokenConfig, TokenView
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"space": "raw", "gate_objective": "adversarial", "ess_floor": 0.5},
@@ -60,7 +61,7 @@ HIDDEN = 0.95
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig, BankByNeedConfig, AttentionConfig):
+class Config(HingeConfig, BankByNeedConfig, TokenConfig, AttentionConfig):
     preset: Literal["default", "as_written"] = "default"
     """Sets the options that are not given; `as_written` is the method as it was first proposed, which can be cheated."""
     gate_objective: Literal["adversarial", "stopgrad", "cooperative"] | None = None
@@ -75,6 +76,9 @@ class Config(HingeConfig, BankByNeedConfig, AttentionConfig):
     """Entropy of the attention, as a share of its maximum, below which it is mixed with equal weights."""
     hidden: int | None = option(None, at_least=1)
     """Width of the gate; default min(512, max(64, d / 8)), in `as_written` d / 4."""
+    attention: Literal["none", "softmax", "linear", "auto"] = "none"
+    """Lets the gate compare each token with what all tokens of its class answer it: by a softmax, by linear attention, or (auto)
+    by the latter where they are many."""
 
 
 def gate_logits(x: Tensor, V: Tensor, U: Tensor, w: Tensor) -> Tensor:
@@ -179,7 +183,15 @@ class Gated(Surrogate[Any]):
     def __init__(self, config: Config, space: FeatureSpace) -> None:
         super().__init__(filled(config, PRESETS), space)
         narrowing = 4 if config.preset == "as_written" else 8
-        dim, hidden = space.dim, config.hidden or min(512, max(64, space.dim // narrowing))
+        self.view = None
+        if self.cut is not None:
+            self.view = TokenView(self.cut, None if config.attention == "none" else config.attention)
+        dim = self.token_dim if self.view is None else self.view.numbers
+        hidden = config.hidden or min(512, max(64, dim // narrowing))
+        if self.view is None and config.attention != "none":
+            raise UserError(f"surrogate 'gated': attention={config.attention} is among tokens; set tokens=positions as well")
+        if self.view is not None and self.config.space == "normalised":
+            raise UserError("surrogate 'gated': tokens are measured as they are; set space=raw, and preset=default")
         self.hinge = Hinge(self.config, self.sigma)
         self.norm = nn.LayerNorm(dim, elementwise_affine=self.config.space == "normalised")
         self.V = nn.Parameter(nn.Linear(dim, hidden).weight.detach())
@@ -226,6 +238,10 @@ class Gated(Surrogate[Any]):
         """[..., d] normalised samples -> [...]."""
         return gate_logits(x, self.V, self.U, self.w)
 
+    def looked_at(self, x: Tensor, mask: Tensor) -> Tensor:
+        """What the gate sees of groups of samples, or of tokens."""
+        return self.norm(x) if self.view is None else self.view(x, mask)
+
     @torch.no_grad()
     def of_equal_weights(self, groups: Groups, equal: Tensor, uniform: Tensor) -> Tensor:
         """[g], the penalty of equal weights in the space that is measured: `uniform`, or that of an untrained LayerNorm(x)."""
@@ -255,11 +271,16 @@ class Gated(Surrogate[Any]):
         return Attended(seats, equal, logits, a, *variances_beside(standing_for(x, seats), seats, equal, a, kept))
 
     def weighted_as_compared(self, groups: Groups) -> Attended:
-        """The same for a cooperative gate, which z feels too, and for statistics of LayerNorm(x)."""
+        """The same for a cooperative gate, which z feels too, for statistics of LayerNorm(x), and for tokens."""
         equal = groups.mask / groups.total.clamp_min(1).unsqueeze(1)
-        cooperative, normalised = self.config.gate_objective == "cooperative", self.norm(groups.x)
-        measured = normalised if self.config.space == "normalised" else groups.x
-        logits = self.logits(normalised if cooperative else normalised.detach())
+        cooperative = self.config.gate_objective == "cooperative"
+        if self.view is None:
+            normalised = self.norm(groups.x)
+            measured = normalised if self.config.space == "normalised" else groups.x
+            logits = self.logits(normalised if cooperative else normalised.detach())
+        else:
+            measured = groups.x
+            logits = self.logits(self.view(measured if cooperative else measured.detach(), groups.mask))
         a = self.attend(logits, groups.mask, equal)
         # Each by itself: in one pass the last bits of the first would depend on the second's weights.
         under_a = self.variances(groups, a if cooperative else a.detach(), of=measured)
@@ -280,11 +301,11 @@ class Gated(Surrogate[Any]):
         if self.config.entropy_penalty == "off":
             return None, told
         if isinstance(groups, Groups):
-            logits = self.logits(self.norm(groups.x.detach()))
+            logits = self.logits(self.looked_at(groups.x.detach(), groups.mask))
         return self.guard.penalty(self.heads(logits, groups)), told
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised"
+        compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised" or self.cut is not None
         if compared:
             weighted = self.weighted_as_compared(self.grouped(z, y))
         else:
@@ -312,7 +333,7 @@ class Gated(Surrogate[Any]):
         held, told = self.guarded(logits, groups, hidden(beta, found.detach(), honest))
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
         diagnostics = {
-            "variance": by_class(variance.sum(1) / self.dim, groups, self.classes),
+            "variance": by_class(variance.sum(1) / self.token_dim, groups, self.classes),
             "above_tau": (beta * self.hinge.above(variance).to(a.dtype).mean(1)).sum(),
             "attention_entropy": (beta * relative_entropy(a.detach(), total)).sum(),
             "effective_samples": (beta * ess).sum(),

@@ -1,7 +1,7 @@
 """rate: the mutual information of the Gaussian channel itself, I(x; z' | y) <= 1/2 log det(I + Cov_c / sigma^2) nats.
 
 z' = z + N(0, sigma^2 I), so among all features with covariance Cov_c the Gaussian carries the most. No learned part, hence
-nothing to cheat with. Three forms of the bound:
+nothing to cheat with. Four forms of the bound:
 
     diagonal   1/2 sum_d log(1 + v_cd / sigma^2)             looser, but nearly right from few samples of a class
     full       1/2 log det(I + X_c^T X_c / (m sigma^2))      through the m x m Gram matrix; in the loss divided by
@@ -10,11 +10,20 @@ nothing to cheat with. Three forms of the bound:
     turned     1/2 sum_k log(1 + w_ck / sigma^2)             w_ck = (V_c^T Cov_c V_c)_kk, the variance along r directions;
                + 1/2 (d-r) log(1 + u_c / sigma^2)            u_c = (tr Cov_c - sum_k w_ck) / (d-r), the mean of what is left;
                                                              the diagonal form for a class in which that is less
+    tokens     h w (1/2 log det(I + S / sigma^2) - 1/2 log det(I + S_N / sigma^2))        of z with c channels, h rows, w columns
 
 White noise is white along any orthonormal directions. So `turned` is an upper bound of `full` whatever V_c is: a determinant is
 at most the product of the diagonal (Hadamard), in any orthonormal basis that begins with V_c, and of variances with the same sum
 equal ones have the largest product. It is exact if V_c are eigenvectors and the rest of the spread is round. V_c is [d, r], the
 directions in which the class spreads most over the training set, found anew in `refresh`; nothing there follows the loss.
+
+In `tokens`, S is the covariance within the class of a position together with its neighbours N, the one to its left and the three
+above, and S_N that of these neighbours; both are means over all positions. So it is the information of a position given its
+neighbours as they are sent: what a map repeats is charged once. It is a bound too. By the chain rule h(z') is the sum over
+positions of h(z'_p | all before p), each at most h(z'_p | N); of all vectors with that covariance the Gaussian has most
+conditional entropy; and this is concave in the covariance, so that the mean covariance has no less than the positions on average.
+It is looser than `full` by what positions share with those further away and by how much they differ, but its 5 c dimensions meet
+h w times as many samples.
 
 The loss is in nats per dimension, weighted by class share; `splitveil.metrics.leakage` measures the same bound over a whole
 data set. Suggested: form diagonal, strength 0.4 with lr_rescale off, as in the demo. Without Gaussian noise the bound is
@@ -37,17 +46,20 @@ from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.surrogates.shared.bank import Bank
 from splitveil.surrogates.shared.groups import BankByNeedConfig, Groups, betas, by_class, skipped_groups, weighted_moments
 from splitveil.surrogates.shared.remembered import together
+from splitveil.surrogates.shared.tokens import deviations, neighbourhoods, shape_for
 
 
 @dataclass(frozen=True)
 class Config(BankByNeedConfig):
-    form: Literal["diagonal", "full", "turned"] = "diagonal"
-    """Per-dimension bound; the tighter one with the whole covariance (needs many samples of a class); or along directions of the
-    training set, nearly as tight and without that need."""
+    form: Literal["diagonal", "full", "turned", "tokens"] = "diagonal"
+    """Per-dimension bound; the tighter one with the whole covariance (needs many samples of a class); one along directions of the
+    training set, nearly as tight and without that need; or that of z as a map."""
     directions: int = option(64, at_least=1)
     """Of form turned: r, directions of a class along which its variance is measured; the rest of its spread counts as round."""
     refresh: int = option(1, at_least=1)
     """Of form turned: epochs between two refreshes of the directions."""
+    neighbours: bool = True
+    """Of form tokens: the rate of a position given its neighbours that come before it; or, false, of each by itself."""
 
 
 LARGEST = 2**28
@@ -72,6 +84,17 @@ def turned_rate(along: Tensor, total: Tensor, dim: int, sigma: float) -> Tensor:
     return diagonal_rate(along, sigma) + left * diagonal_rate(rest.unsqueeze(1), sigma)
 
 
+def rate_given_neighbours(maps: Tensor, total: Tensor, sigma: float, neighbours: bool) -> Tensor:
+    """Mean nats of a position [g], of centred maps [g, n, c, h, w], of which `total` [g] are there and the others 0.
+
+    In the Cholesky factor of I + S / sigma^2 with the position behind its neighbours, its part of the diagonal is what it adds.
+    """
+    c, h, w = maps.shape[2:]
+    rows = (neighbourhoods(maps) if neighbours else maps.movedim(2, -1)).flatten(1, 3)  # [g, n h w, 5 c]
+    rows = rows.double() / (total.double() * h * w * sigma**2).sqrt().view(-1, 1, 1)
+    return log_diagonal(rows.mT @ rows)[:, -c:].sum(1).to(maps.dtype)
+
+
 @SURROGATES.register("rate", Config)
 class Rate(Surrogate[Config]):
     """Bits that the Gaussian channel lets through, per class; nothing learned, nothing to cheat with."""
@@ -82,6 +105,7 @@ class Rate(Surrogate[Config]):
 
     def __init__(self, config: Config, space: FeatureSpace) -> None:
         super().__init__(config, space)
+        self.shape = shape_for("rate", space.z_shape) if config.form == "tokens" else None
         if config.form == "turned":
             self.refresh_every = config.refresh
             r = min(config.directions, space.dim)
@@ -106,7 +130,7 @@ class Rate(Surrogate[Config]):
         if self.config.form == "diagonal":
             return self.of_batch(self.flat(z), y) if self.bank is None else self.with_memory(z, y, self.bank)
         groups = self.grouped(z, y)
-        of_groups = self.full if self.config.form == "full" else self.turned
+        of_groups = {"full": self.full, "turned": self.turned, "tokens": self.of_maps}[self.config.form]
         per_dimension, variance = of_groups(groups)
         beta = betas(groups)
         loss = (beta * per_dimension).sum()
@@ -163,3 +187,12 @@ class Rate(Surrogate[Config]):
         along = (apart @ basis.to(apart.dtype)).square().sum(1) / groups.total.clamp_min(1).unsqueeze(1)  # [g, r]
         turned = turned_rate(along, variance.sum(1), self.dim, self.sigma)
         return torch.minimum(turned, diagonal_rate(variance, self.sigma)) / self.dim, variance
+
+    def of_maps(self, groups: Groups) -> tuple[Tensor, Tensor]:
+        """Nats a dimension [g] of the form tokens, and the variances [g, d]."""
+        assert self.shape is not None
+        e, mask = deviations(groups)
+        total = mask.sum(1).clamp_min(1).unsqueeze(1)
+        variance = e.square().sum(1) / total
+        nats = rate_given_neighbours(e.unflatten(2, self.shape), total.squeeze(1), self.sigma, self.config.neighbours)
+        return torch.where(variance.sum(1).isfinite(), nats, torch.nan) / self.shape[0], variance

@@ -45,6 +45,7 @@ from splitveil.surrogates.rate import Rate
 from splitveil.surrogates.shared.bank import MOST, SIZE, Bank
 from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, group, places_for, skipped_groups
 from splitveil.surrogates.shared.quantities import Quantity
+from splitveil.surrogates.shared.tokens import Cut, in_cells
 
 REMEMBERED = 1024
 """Images that a bank holds which nobody chose, of all classes together; of each class SIZE at least."""
@@ -195,9 +196,7 @@ def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
     """[g, n, c * h * w] -> [g * grid^2, n, c * h/grid * w/grid]: each cell of each sample in the group of its own place."""
     if grid == 1:
         return rows
-    g, n, (c, h, w) = *rows.shape[:2], shape
-    cut = rows.reshape(g, n, c, grid, h // grid, grid, w // grid).permute(0, 3, 5, 1, 2, 4, 6)
-    return cut.reshape(g * grid**2, n, -1)
+    return in_cells(rows, Cut(shape, grid, grid)).movedim(1, 3).flatten(4).flatten(0, 2)
 
 
 def rows_of_unit_size(P: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from splitveil.surrogates.shared.centres import HasCentres
 from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_class, share_of_groups, skipped_groups
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
 from splitveil.surrogates.shared.spectral import at_most
+from splitveil.surrogates.shared.tokens import TokenConfig, tokens_of_all
 
 SLOTS = 8  # slots that a class may have where their number is auto
 ALIVE = 0.01  # share of a class's samples from which on a slot counts as alive
@@ -51,7 +52,7 @@ LEAST = 30.0  # how far below the largest a logit may be
 
 
 @dataclass(frozen=True)
-class Config(HingeConfig, GroupConfig, AttentionConfig):
+class Config(HingeConfig, GroupConfig, TokenConfig, AttentionConfig):
     slots: int | AUTO = option(8, at_least=1)
     """Sub-modes of a class at most; auto for as many as each class has modes, 8 at most."""
     slot_dim: int = option(128, at_least=1)
@@ -180,7 +181,7 @@ class Slots(HasCentres, Surrogate[Config]):
     def __init__(self, config: Config, space: FeatureSpace) -> None:
         super().__init__(config, space)
         self.hinge, self.refresh_every = Hinge(config, self.sigma), config.refresh
-        d, h = space.dim, min(space.dim, config.slot_dim)
+        d, h = self.token_dim, min(self.token_dim, config.slot_dim)
         # Where features do not fit, orthonormal rows, under which unit variances stay so.
         self.project = nn.Parameter(torch.eye(d) if d <= h else torch.linalg.qr(torch.randn(d, h)).Q.T.contiguous())
         self.attention = self.attention_of(h)
@@ -224,6 +225,8 @@ class Slots(HasCentres, Surrogate[Config]):
     @torch.no_grad()
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """New start centres, from the last ones where there are any."""
+        if self.cut is not None:
+            features, labels = tokens_of_all(features, labels, self.classes, self.cut)
         start, at_most = self.stored(), None
         if self.auto is not None:
             at_most, start = self.auto.look(features, labels, start)
@@ -260,7 +263,8 @@ class Slots(HasCentres, Surrogate[Config]):
         r, _, seen = self.shares(groups)
         # z feels the spread at these shares and the attention at this z, also in classes where equal weights win.
         spread, learnt = within_slots(groups.x, groups.mask, r.detach()), within_slots(groups.x.detach(), groups.mask, r)
-        found, climbed = (self.hinge(each.variance).mean(1) + 2 / self.dim * each.entropy for each in (spread, learnt))  # [g]
+        told = 2 / self.token_dim  # a share of a token's numbers, as the mean of the hinge is
+        found, climbed = (self.hinge(each.variance).mean(1) + told * each.entropy for each in (spread, learnt))  # [g]
         uniform = self.hinge(spread.equal).mean(1)
         centres = (self.weight.index_select(0, groups.label) > 0).sum(1)
         alive = (spread.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)  # slots in use

@@ -200,10 +200,10 @@ class SlotsAsWritten(Slots):
             raise UserError("surrogate 'slots': mass_power weighs slots one by one; set form to 'per_slot'")
         super().__init__(config, space)
         h = len(self.project)
-        self.gate = Gates(config.gates or "off", h if config.measure == "y" else space.dim)
+        self.gate = Gates(config.gates or "off", h if config.measure == "y" else self.token_dim)
         if self.learned:
             self.refresh_every = config.refresh if config.wait_for_centres else None
-            self.norm = nn.LayerNorm(space.dim)
+            self.norm = nn.LayerNorm(self.token_dim)
             self.slot_mean, self.slot_log_std = nn.Parameter(torch.randn(h) * h**-0.5), nn.Parameter(torch.zeros(h))
             self.register_buffer("noise", torch.randn(DRAWS, self.weight.shape[1], h))
         self.register_buffer("told", self.calls.clone(), persistent=False)  # `calls` at the last printed line
@@ -240,7 +240,7 @@ class SlotsAsWritten(Slots):
         """[g] penalty of each class, and the gates [g, s, d]."""
         if self.config.form == "pooled":
             penalty, gate = self.gated_penalty(spread.mean.unsqueeze(1), spread.variance.unsqueeze(1))
-            return penalty.squeeze(1) + 2 / self.dim * spread.entropy, gate
+            return penalty.squeeze(1) + 2 / self.token_dim * spread.entropy, gate
         mass, mean, variance = weighted_moments(x, r)
         penalty, gate = self.gated_penalty(mean, variance)
         weight = (mass / mass.sum(1, keepdim=True).clamp_min(1e-8)).clamp_min(1e-12) ** self.config.mass_power

@@ -1,6 +1,7 @@
 """From a Config to the objects of a run: data, split model, channel, CEM."""
 
 import dataclasses
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -61,8 +62,10 @@ def build_cem(config: Config, model: SplitModel, channel: Channel, labels: np.nd
     sigma = channel.noise_std
     if sigma is None and not entry.build.needs_noise:  # type: ignore[attr-defined]
         sigma = c.sigma
-    dim = model.z_shape.numel() if c.pool is None else model.z_shape[0] * c.pool**2
+    z_shape = tuple(model.z_shape) if c.pool is None else (model.z_shape[0], c.pool, c.pool)
     largest = float(np.bincount(labels).max() / len(labels))
-    space = FeatureSpace(dim, classes, sigma, largest, channel.bounds_z, config.train.batch, tuple(model.x_shape))
+    space = FeatureSpace(
+        prod(z_shape), classes, sigma, largest, channel.bounds_z, config.train.batch, tuple(model.x_shape), z_shape
+    )  # fmt: skip
     options = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in ("surrogate", "sigma")}
     return CEM(entry.make_from(c.surrogate, space=space), **options, sigma=channel.noise_std)

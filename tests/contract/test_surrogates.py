@@ -18,16 +18,18 @@ from splitveil.surrogates.slots import Slots
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "rate": [{"form": "full"}, {"bank": 6}, {"form": "full", "bank": 6}, {"form": "turned", "directions": 3},
-             {"form": "turned", "directions": 2, "bank": 6}],
+             {"form": "turned", "directions": 2, "bank": 6}, {"form": "tokens"},
+             {"form": "tokens", "neighbours": False, "bank": 6}],
     "uniform": [{"tau_quantile": 0.3}, {"bank": 6}],
     "kmeans": [{"preset": "reference", "clusters": 2}, {"preset": "as_written", "clusters": 2}, {"form": "linear"},
                {"clusters": "auto"}, {"class_weights": "entropy"}],
     "gmm": [{"covariance": "full", "components": 2, "members": 4}, {"bank": 6}, {"components": "auto"}],
     "gated": [{"gate_objective": "stopgrad"}, {"form": "trace"}, {"entropy_floor": 0.99}, {"bank": 6},
-              {"gate_objective": "cooperative"},
+              {"gate_objective": "cooperative"}, {"tokens": "positions"},
+              {"tokens": "positions", "attention": "auto", "bank": 6, "monitor": True, "entropy_penalty": "floor"},
               {"monitor": True, "spectral": "capped", "entropy_penalty": "targets", "temperatures": True}],
     "slots": [{"slots": 2, "bank": 0}, {"slots": 2, "gates": "adversarial"}, {"slots": 2, "form": "per_slot"},
-              {"slots": "auto", "bank": 0},
+              {"slots": "auto", "bank": 0}, {"slots": 2, "bank": 0, "tokens": "positions"},
               {"slots": 2, "monitor": True, "spectral": "capped", "entropy_penalty": "targets", "temperatures": True}],
     "hybrid": [{"attention": "slots"}],
     "recall": [{"memory": "linear", "bank": 0}, {"memory": "both"}, {"unit": "seen", "rate": 0.5, "heads": 2, "width": 3}],
@@ -48,7 +50,8 @@ def images_of(z: Tensor) -> Tensor:
 def make(name: str, options: dict[str, Any], z: Tensor, y: Tensor, classes: int = CLASSES) -> Surrogate:
     """Built for these features under noise of 0.1, after a refresh and a step with them, its parameters somewhere."""
     torch.manual_seed(0)
-    surrogate = build(name, dim=z[0].numel(), classes=classes, sigma=0.1, image=IMAGE, **options).to(z.dtype)
+    d = z[0].numel()
+    surrogate = build(name, dim=d, classes=classes, sigma=0.1, image=IMAGE, z_shape=(1, 1, d), **options).to(z.dtype)
     with torch.no_grad():
         for parameter in surrogate.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -173,7 +176,7 @@ def hold_attention(surrogate: Surrogate, z: Tensor, y: Tensor) -> None:
         elif isinstance(part, Gated) and part.config.gate_objective != "cooperative":
             groups = part.grouped(z, y)
             equal = groups.mask / groups.total.clamp_min(1).unsqueeze(1)
-            weights = part.attend(part.logits(part.norm(groups.x)), groups.mask, equal)
+            weights = part.attend(part.logits(part.looked_at(groups.x, groups.mask)), groups.mask, equal)
             part.attend = lambda *_, weights=weights: weights
 
 
@@ -351,7 +354,7 @@ def test_its_state_survives_safetensors(name: str, options: dict[str, Any]) -> N
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.add_(0.1)
-    fresh = build(name, dim=5, classes=CLASSES, sigma=0.1, image=IMAGE, **options)
+    fresh = build(name, dim=5, classes=CLASSES, sigma=0.1, image=IMAGE, z_shape=(1, 1, 5), **options)
     fresh.load_state_dict(safetensors.torch.load(safetensors.torch.save(trained.state_dict())))
     assert torch.equal(fresh(z, y, images_of(z)).loss, trained(z, y, images_of(z)).loss)
 

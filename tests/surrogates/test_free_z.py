@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
-from free_z import fall
+from free_z import TOKENS, fall
 
 from splitveil.registry import SURROGATES
 
 QUICK = ("kmeans", "rate")
 EVERY = [pytest.param(name, {}, marks=[] if name in QUICK else pytest.mark.slow) for name in SURROGATES.names()]
-FULL = [("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("rate", {"form": "turned", "directions": 4})]
+FULL = [
+    ("gmm", {"covariance": "full"}), ("rate", {"form": "full"}), ("rate", {"form": "turned", "directions": 4}), *TOKENS,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "options"), [*EVERY, *(pytest.param(*each, marks=pytest.mark.slow) for each in FULL)])

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from splitveil.registry import UserError
+from splitveil.statistics.by_class import class_moments
 from splitveil.surrogates import Surrogate, build
 from splitveil.surrogates.gated import (
     Gate,
@@ -144,6 +145,55 @@ def test_no_other_optimiser_makes_an_honest_gate_cheat(
     assert torch.equal(after.loss_uniform, before.loss_uniform)
     assert after.loss >= 0.95 * before.loss_uniform
     assert after.diagnostics["effective_samples"] >= 0.25 or after.diagnostics["collapsed"] > 0
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("attention", ["none", "linear"])
+@pytest.mark.parametrize(
+    ("by", "lr", "steps"), [(torch.optim.Adam, 1e-2, 60), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+)
+def test_nor_can_a_gate_over_tokens(by: type[torch.optim.Optimizer], lr: float, steps: int, attention: str, tails: str) -> None:
+    z, y = frozen(tails)
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"z_shape": (2, 4, 4), "tokens": "positions", "attention": attention}
+    surrogate = build("gated", dim=DIM, classes=CLASSES, sigma=0.1, **shape)
+    before, after = trained(surrogate, z, y, lr, steps, by)
+    assert before.loss_uniform >= 0.5
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss >= 0.95 * before.loss_uniform
+    assert after.diagnostics["effective_samples"] >= 0.25 or after.diagnostics["collapsed"] > 0
+    if by is torch.optim.Adam:
+        assert after.loss > 1.02 * before.loss_uniform  # it has found tokens that spread more than the rest
+
+
+def test_an_untrained_gate_over_tokens_measures_the_mean_of_the_variances_of_all_positions() -> None:
+    z, y = (part[:90] for part in frozen("gaussian"))
+    z = z * torch.linspace(0.5, 2, 16).repeat(2)  # positions that differ in their spread
+    options: dict[str, Any] = {"dim": DIM, "classes": CLASSES, "sigma": 0.1}
+    tokens = build("gated", **options, z_shape=(2, 4, 4), tokens="positions")(z, y)
+    _, _, variance = class_moments(z, y, CLASSES)
+    surrogate = build("uniform", **options)
+    expected = surrogate.hinge(variance.view(CLASSES, 2, 16).mean(2)).mean()
+    torch.testing.assert_close(tokens.loss, expected)
+    torch.testing.assert_close(tokens.loss_uniform, expected)
+    assert expected > surrogate(z, y).loss  # the logarithm of a mean
+
+
+def test_linear_attention_among_tokens_ranks_classes_as_the_softmax_does() -> None:
+    """The same gate; only how tokens answer each other differs."""
+    generator = torch.Generator().manual_seed(0)
+    classes, y = 12, torch.arange(240) % 12
+    spread = torch.linspace(0.2, 2, classes)[torch.randperm(classes, generator=generator)]
+    z = spread[y].unsqueeze(1) * torch.randn(240, DIM, generator=generator)
+    variances = []
+    options: dict[str, Any] = {"dim": DIM, "classes": classes, "sigma": 0.1, "z_shape": (2, 4, 4), "tokens": "positions"}
+    for kind in ("softmax", "linear"):
+        torch.manual_seed(0)
+        surrogate = build("gated", **options, attention=kind)
+        torch.nn.init.normal_(surrogate.w)
+        variances.append(surrogate(z, y).diagnostics["variance"])
+    ranks = [values.argsort().argsort().double() for values in variances]
+    assert torch.corrcoef(torch.stack(ranks))[0, 1] >= 0.9
 
 
 @pytest.mark.parametrize("tails", ["gaussian", "heavy"])

@@ -102,6 +102,63 @@ def test_the_full_form_has_its_digits_where_the_noise_is_small(b: int, sigma: fl
     assert pull.dtype == loss.dtype == torch.float32
 
 
+def of_a_position(maps: np.ndarray, sigma: float, neighbours: bool) -> float:
+    """Nats of a position given its neighbours before it, by numpy, one after the other: maps [n, c, h, w] of one class."""
+    n, _, h, w = maps.shape
+    around = np.pad(maps - maps.mean(0), ((0, 0), (0, 0), (1, 0), (1, 1)))
+    both, beside = [], []
+    for i in range(n):
+        for row in range(1, h + 1):
+            for column in range(1, w + 1):
+                places = [(row, column - 1), *((row - 1, column + side) for side in (-1, 0, 1))] if neighbours else []
+                before = [around[i, :, r, k] for r, k in places]
+                beside.append(np.concatenate([np.zeros(0), *before]))
+                both.append(np.concatenate([*before, around[i, :, row, column]]))
+    sums = [np.stack(rows).T @ np.stack(rows) / len(rows) / sigma**2 for rows in (both, beside)]
+    return 0.5 * float(np.subtract(*(np.linalg.slogdet(np.eye(len(own)) + own)[1] for own in sums)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(2, 20), sigma=st.floats(0.05, 3), neighbours=st.booleans())
+def test_the_form_tokens_is_that_of_a_loop_over_positions(seed: int, b: int, sigma: float, neighbours: bool) -> None:
+    z, y = labelled(seed, b, 12, 3)
+    groups = [z[y == c].reshape(-1, 2, 3, 2) for c in range(3) if (y == c).sum() > 1]
+    expected = sum(len(maps) * of_a_position(maps, sigma, neighbours) / 2 for maps in groups) / b
+    surrogate = build("rate", dim=12, classes=3, sigma=sigma, form="tokens", neighbours=neighbours, z_shape=(2, 3, 2))
+    assert surrogate(torch.from_numpy(z), torch.from_numpy(y)).loss.item() == pytest.approx(expected, rel=1e-8, abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(2, 60), sigma=st.floats(0.05, 3), c=st.integers(1, 3))
+def test_it_is_a_bound_on_the_full_rate_and_neighbours_make_it_tighter(seed: int, b: int, sigma: float, c: int) -> None:
+    """Of the Gaussian with the covariance that was measured, so that there is no error of estimation."""
+    z, _ = labelled(seed, b, 6 * c, 1)
+    features, labels = torch.from_numpy(z), torch.zeros(b, dtype=torch.int64)
+    count, mean, _ = class_moments(features, labels, 1)
+    full = full_rate(features, labels, mean, count, sigma).item()
+    options = {"dim": 6 * c, "classes": 1, "sigma": sigma, "form": "tokens", "z_shape": (c, 2, 3)}
+    surrogates = (build("rate", **options, neighbours=neighbours) for neighbours in (True, False))
+    beside, alone = (6 * c * surrogate(features, labels).loss.item() for surrogate in surrogates)
+    assert full <= beside * (1 + 1e-9) + 1e-9
+    assert beside <= alone * (1 + 1e-9) + 1e-9
+
+
+def test_what_a_map_repeats_is_charged_once() -> None:
+    """A constant map says one number, a map of noise as many as it has positions; their variances are the same."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.zeros(400, dtype=torch.int64)
+    flat = torch.randn(400, 1, 1, 1, generator=generator).expand(-1, 1, 4, 4).flatten(1)
+    noise = torch.randn(400, 16, generator=generator)
+    diagonal, tokens = (build("rate", dim=16, classes=1, sigma=0.1, form=f, z_shape=(1, 4, 4)) for f in ("diagonal", "tokens"))
+    assert diagonal(flat, y).loss.item() == pytest.approx(diagonal(noise, y).loss.item(), rel=0.1)
+    assert tokens(flat, y).loss < 0.5 * tokens(noise, y).loss
+
+
+def test_the_form_tokens_needs_the_shape_of_z() -> None:
+    with pytest.raises(UserError, match=r"must know its shape; build it with z_shape=\(8, 8, 8\)"):
+        build("rate", dim=4, classes=2, sigma=0.1, form="tokens")
+
+
 def test_features_with_spatial_axes_are_flattened() -> None:
     z, y = (torch.from_numpy(array) for array in labelled(0, 20, 12, 2))
     for form in EVERY_FORM:

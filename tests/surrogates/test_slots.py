@@ -138,6 +138,34 @@ def test_slots_cannot_cheat(by: type[torch.optim.Optimizer], lr: float, steps: i
     assert after.loss >= 0.95 * bound
 
 
+@pytest.mark.parametrize(
+    ("by", "lr", "steps"), [(torch.optim.Adam, 1e-2, 40), *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)]
+)
+def test_nor_can_slots_over_tokens_on_data_without_modes(by: type[torch.optim.Optimizer], lr: float, steps: int) -> None:
+    """A finer mixture of one Gaussian gains in spread what it pays in which slot a token is in."""
+    x, y = frozen("gaussian")[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
+    surrogate = slots(x, y, 1, bank=0, tokens="positions", z_shape=(2, 4, 4))
+    before, after = trained(surrogate, x, y, lr, steps, by)
+    assert before.loss_uniform >= 0.5
+    assert torch.equal(after.loss_uniform, before.loss_uniform)
+    assert after.loss >= 0.95 * before.loss_uniform
+
+
+def test_slots_over_tokens_find_kinds_of_tokens_that_no_two_samples_share_in_all_positions() -> None:
+    """Every position is one of four kinds, drawn anew for each sample: 4^16 kinds of samples, but four of tokens."""
+    generator = torch.Generator().manual_seed(0)
+    kind = torch.randint(0, 4, (SAMPLES, 16), generator=generator)
+    centre = 3 * torch.tensor([[1.0, 1], [-1, 1], [1, -1], [-1, -1]])
+    x = (centre[kind] + 0.3 * torch.randn(SAMPLES, 16, 2, generator=generator)).mT.flatten(1)
+    y = torch.zeros(SAMPLES, dtype=torch.long)
+    whole, tokens = slots(x, y, 1, bank=0), slots(x, y, 1, bank=0, tokens="positions", z_shape=(2, 4, 4), slots=4)
+    _, said = trained(tokens, x, y, 1e-2, steps=100)
+    assert said.diagnostics["fallback"] == 0
+    assert said.loss < 0.9 * said.loss_uniform
+    assert said.diagnostics["variance"].item() < 1  # 0.09 within a kind, and 9 / 64 by how often a position was of each kind
+    assert whole(x, y).diagnostics["variance"].item() > 5
+
+
 def test_where_equal_weights_win_the_attention_still_learns_and_fallback_says_so() -> None:
     """Data without modes: eight slots cost more than one. The attention got no gradient at all, and fallback was 0."""
     z, y = frozen("gaussian")[0][::CLASSES], torch.zeros(SAMPLES, dtype=torch.long)
