@@ -16,7 +16,7 @@ corruption at one level in a random order, 50 at a time; each is answered before
     message        as kept descent; after half of the stream the affine at the cut moves to the device, as far as its guard allows
 
 Every line of the file is one stream, written as it ends. `--own` takes the attacker's images in the place of the test images: the
-learning rate and the share of statistics were chosen there, on seed 0.
+share of statistics was chosen there, on seed 0.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from splitveil.adaptation import Adapter, AdapterConfig, Client, attack_again, digest_of_edge
 from splitveil.adaptation.message import Update, write
+from splitveil.adaptation.retention import size, usual_sizes
 from splitveil.config import Config, from_dict
 from splitveil.data import ImageSet
 from splitveil.data.corruptions import LEVELS, corrupted
@@ -52,9 +53,9 @@ VARIANTS: dict[str, AdapterConfig | None] = {
     "all descent": AdapterConfig(keep=1.0, descent=True), "kept descent": DESCENT, "message": DESCENT,
 }  # fmt: skip
 POISONED = 1000
-POISONS = ("random", "uncertain", "one class", "ten times", "1.9 times", "contrast")
-"""Random numbers with the spread of z; z' whose answers descent made uncertain, or sure of one class; too large; almost as large
-as passes; and what images of hardly any contrast give."""
+POISONS = ("random", "uncertain", "one class", "ten times", "largest", "smallest", "contrast")
+"""Random numbers with the spread of z; z' whose answers descent made uncertain, or sure of one class; too large; as large and as
+small as the adapter lets pass, which somebody must know; and what images of hardly any contrast give."""
 ATTACKS = [
     {"name": "ridge"},
     {"name": "decoder", "label": "decoder-small", "blocks": 2, "width": 32, "epochs": 8, "batch": 64, "lr": 0.002},
@@ -156,8 +157,12 @@ def poison(world: World, kind: str) -> Tensor:
     some = reference[torch.randint(len(reference), (POISONED,), generator=generator)]
     if kind == "random":  # of the size and the spread of z
         return reference.mean() + reference.std() * torch.randn(shape, generator=generator)
-    if kind.endswith("times"):
-        return {"ten times": 10, "1.9 times": 1.9}[kind] * some
+    if kind == "ten times":
+        return 10 * some
+    if kind in ("largest", "smallest"):
+        low, high = usual_sizes(reference)
+        wanted = 0.99 * high if kind == "largest" else 1.01 * low
+        return some * (wanted / size(some)).view(-1, *[1] * (some.dim() - 1))
     if kind == "contrast":
         mine, _ = images_of(world.splits.task, POISONED)
         return sent(z_of(world, corrupted(mine, "contrast", 5, generator)), world.seed, "poison")

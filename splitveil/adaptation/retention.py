@@ -25,7 +25,7 @@ from torch import Tensor
 
 from splitveil.options import UserError
 
-LEAST, MOST = 0.5, 2.0
+LEAST, MOST = 0.5, 1.3
 """Sizes from this share of the smallest usual one to this multiple of the largest are plausible."""
 
 
