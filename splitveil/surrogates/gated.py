@@ -17,6 +17,10 @@ gone and not for misleading the gate (at the gate's optimum that is the whole gr
 finds less spread than equal weights is measured with equal weights; and the weights are mixed with equal ones until the effective
 number of samples, 1 / sum_m a_m^2, is `ess_floor` of the class: on heavy tails one outlier would take all.
 
+With `tokens` the samples of a class are the positions of z, or cells of it (shared/tokens.py): the gate looks for the positions,
+or kinds of tokens, that spread most. The loss is then the hinge on a mean over positions, never below that of `uniform` where all
+variances are above tau, and no bound on bits. With `attention` the gate sees how a token differs from those it is like.
+
 Preset `as_written`: cooperative, statistics of an affine LayerNorm(x), no floors, and a gate twice as wide,
 which finds no more (docs/surrogates/gated.md). Suggested: strength 4 to 16 at loss_scale 0.1.
 """

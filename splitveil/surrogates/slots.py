@@ -22,6 +22,9 @@ W_q is W_k, W_k and W_v start as the identity and alpha at 0. Under a LayerNorm 
 modes and an offset of 4 standard deviations: a variance 3.4 to 4 times too high), so there is none. The rounds look for a fixed
 point, so the gradient goes through the last one alone (Chang, Griffiths, Levine, NeurIPS 2022).
 
+With `tokens` the samples are the positions of z, or cells of it (shared/tokens.py), and slots are kinds of them that all
+positions of a class share: a measure of spread, and no bound on bits.
+
 slots_as_written.py registers it, with the options of a comparison: the method as it was first proposed, whose gates close.
 Letters: g classes that can be present, n places of a class, s slots, d dimensions, h slot_dim.
 """

@@ -119,3 +119,12 @@ def test_rate_is_refused_without_the_channels_own_noise_whatever_sigma_cem_has()
     cem = build_parts(uniform, random_images(30, 1, 32), CPU).cem
     assert cem is not None
     assert cem.surrogate.tau == pytest.approx(0.125 * 0.4**2)
+
+
+@pytest.mark.parametrize(("pool", "z_shape"), [([], (8, 4, 4)), (["--cem.pool", "2"], (8, 2, 2))])
+def test_a_surrogate_is_told_the_shape_of_what_it_measures(pool: list[str], z_shape: tuple[int, ...]):
+    flags = ["--defences", "bottleneck", "--cem.surrogate", "gated", "--cem.surrogate.tokens", "positions", *pool]
+    cem = build_parts(parse(flags), random_images(10, 1), CPU).cem
+    assert cem is not None
+    assert cem.surrogate.space.z_shape == z_shape
+    assert cem.surrogate.cut is not None and cem.surrogate.cut.cells == z_shape[1] * z_shape[2]
