@@ -4,14 +4,15 @@
     python -m benchmarks.distillation --data cifar10 --path DIR --epochs 60 --runs runs/d10     # for a GPU; also cifar100
     python -m benchmarks.distillation --only kd,balanced --strengths 0.4,0.8 --seeds 0,1        # some of it; resumable
 
-For each seed two teachers are trained on the student's own splits: `clean` without defences, `defended` with noise and a little
-CEM, both wider than the student where it is `small`. Then students at four strengths, whose attackers are fitted anew:
+For each seed teachers are trained on the student's own splits: `clean` without defences, `defended` with noise and a little CEM,
+`noisy` with noise alone, wider than the student where it is `small`. Then students at four strengths, whose attackers are
+fitted anew:
 
     off           the label loss alone                            smooth    label smoothing 0.1, another soft target
     kd            both teachers, fixed temperatures and weights   clean     the clean teacher alone
     temperatures  kd with balanced temperatures                   defended  the defended teacher alone
     balanced      kd with both balanced                           ema       both, the student's average instead of the defended
-    published     balanced without a label loss
+    published     balanced without a label loss                   noisy     both, the noisy teacher instead of the defended
 
 A row's gain is its accuracy less that of `off` of the same seed at the same MSE, linear between the points of `off` in log MSE
 (benchmarks.levers.gain), and its SSIM less that of `off` there. MSE is that of the strongest attack, SSIM the largest of an
@@ -45,6 +46,7 @@ RECIPE = {"fashion": "cem_small_fashion.toml", "cifar10": "cem_vgg11_cifar10.tom
 TEACHERS = {
     "clean": "{width} --defences none --cem.surrogate none",
     "defended": "{width} --defences.1.sigma 0.3 --cem.strength 0.2",
+    "noisy": "{width} --defences.1.sigma 0.3 --cem.surrogate none",
 }
 STRENGTHS, ONE = (0.2, 0.4, 0.8, 1.6), (0.4,)
 CLEAN, DEFENDED = "--train.distillation.clean {clean}", "--train.distillation.defended {defended}"
@@ -58,6 +60,7 @@ ROWS: dict[str, tuple[tuple[float, ...], str]] = {  # strengths, flags
     "clean": (ONE, CLEAN),
     "defended": (ONE, DEFENDED),
     "ema": (ONE, f"{CLEAN} --train.distillation.defended ema --train.distillation.warmup 2"),
+    "noisy": (ONE, f"{CLEAN} --train.distillation.defended {{noisy}}"),
     "smooth": (ONE, "--train.label-smoothing 0.1"),
 }
 
@@ -169,7 +172,8 @@ def main(words: list[str] | None = None) -> None:
     runs: dict[str, dict[str, Any]] = {}
     for seed in map(int, options.seeds.split(",")):
         if not options.table:
-            for name, flags in TEACHERS.items():
+            needed = "".join(ROWS[row][1] for row in rows)
+            for name, flags in ((name, flags) for name, flags in TEACHERS.items() if f"{{{name}}}" in needed):
                 config = config_of(f"teacher-{name}", flags, seed, options)
                 train_run(options.runs / config.name, config)
         for row in rows:

@@ -133,6 +133,11 @@ def test_every_attack_has_a_page_with_a_row_for_every_option_and_no_other(name: 
     assert sorted(rows) == sorted(field.name for field in dataclasses.fields(ATTACKS[name].config))
 
 
+def test_the_table_of_teachers_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = json.loads((ROOT / "benchmarks" / "measured" / "distillation.json").read_text())
+    assert benchmark("distillation", monkeypatch).markdown(measured) in (ROOT / "docs" / "distillation.md").read_text()
+
+
 def test_the_page_of_teachers_has_a_row_for_every_option_and_no_other() -> None:
     page = (ROOT / "docs" / "distillation.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", page.split("## Options")[1].split("\n## ")[0], re.MULTILINE)

@@ -132,10 +132,11 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
     run = Run.open(folder)
     if not run.has_weights():
         raise UserError(f"{setting}: the run in {where} is not trained to its end; `splitveil train` it first")
+    weights = run.load_weights("last")
     config = dataclasses.replace(run.config, cem=CEMConfig(), train=TrainConfig())  # neither has a part in its answers
     try:
         parts = build_parts(config, task, device)
-        load_weights(parts, run.load_weights("last"))
+        load_weights(parts, weights)
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
         raise UserError(f"{setting}: {where} does not fit this run's {images}: {str(error).partition(';')[0]}") from error
