@@ -43,12 +43,12 @@ def design(own: dict[str, Any], flags: list[str]) -> bool:
     config, wish, out = parse(flags, BASE, "design"), wish_of(own), Path(own["--out"])
     if config.cem.surrogate is None:
         raise UserError("--cem.surrogate is none, but a search varies CEM; take rate, or another of `splitveil list surrogates`")
-    if (config.model, config.defences) != (Config().model, Config().defences):
-        tell_once("design chooses the model and the defences itself: those of the recipe and the flags are not used")
     budget = Budget(*(amount(own[flag], flag) for flag in ("--max-macs", "--max-weights", "--max-numbers")))
     counts = {flag: whole(own[flag], flag) for flag in ("--trials", "--short-epochs", "--finalists")}
     minutes, most_ms = amount(own["--minutes"], "--minutes"), amount(own["--max-ms"], "--max-ms")
     suite(own["--suite"])  # a name that is none is told before anything is trained
+    if (config.model, config.defences) != (Config().model, Config().defences):
+        tell_once("design chooses the model and the defences itself: those of the recipe and the flags are not used")
     task = build_splits(config).task
     names = [name.strip() for name in own["--models"].split(",") if name.strip()] or MODELS.names()
     edges = edges_within(budget, [MODELS[name].config() for name in names], task.shape, len(task.classes))

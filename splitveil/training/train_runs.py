@@ -40,7 +40,7 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
             splits = build_splits(config)
             check_batch(config.train.batch, len(splits.task), world)
             # Before the folder is made: a setting that is refused must not leave one behind.
-            taught = not finished(folder) and config.train.distillation.teachers
+            taught = config.train.distillation.teachers and not finished(folder)
             teachers = find_teachers(config, splits, device, world) if taught else {}
             built.append((splits, build_parts(config, splits.task, device), teachers))
         runs, trainings = [], []

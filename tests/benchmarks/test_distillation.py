@@ -45,7 +45,7 @@ def test_the_table_has_what_is_there(runs: dict[str, dict[str, Any]]) -> None:
         *(["| kd", str(s), "2" if s == 0.4 else "3"] for s in STRENGTHS),
         ["| kd", "all", ""],
     ]
-    assert "| kd | 0.4 | 2 | 79.00 | 28.28 | 0.610 | 2 | +1.50 | +0.0100 |" in lines
+    assert "| kd | 0.4 | 2 | 79.00 | 28.28 | 0.610 | 2 | +1.50 ± 6.35 | +0.0100 ± 0.0000 |" in lines
 
 
 @pytest.mark.parametrize("data", ["fashion", "cifar10", "cifar100"])

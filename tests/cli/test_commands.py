@@ -16,7 +16,6 @@ from gated import stopped_at
 from in_process import Cli, Outcome
 from safetensors.torch import load, save
 
-from splitveil import runs
 from splitveil.__main__ import COMMANDS
 from splitveil.cli.arguments import parse
 from splitveil.cli.commands import runs_in
@@ -433,7 +432,7 @@ def test_on_a_full_disk_the_finished_epochs_stay(
 
     command = ["train", *small, "--runs", str(tmp_path), "--name", "run"]
     with monkeypatch.context() as patch:
-        patch.setattr(runs.os, call, full)
+        patch.setattr(os, call, full)
         outcome = splitveil(*command)
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1].startswith("splitveil: the disk is full")
