@@ -2,12 +2,14 @@
 
     python -m benchmarks.linear_attention                    # the CPU, float32
     python -m benchmarks.linear_attention --device cuda      # bfloat16 and float32; SDPA then is a fused kernel
+    python -m benchmarks.linear_attention --device cuda --compile
     python -m benchmarks.linear_attention --least 4 --most 64 --queries 8192
 
 Printed is, for each number of keys S, how many times as long the softmax takes as the linear attention, once as torch chooses
 (scaled_dot_product_attention, SDPA) and once as an explicit matrix: the median over rounds with quartiles, all three measured in
 turn in each round. Then the same for the memory that is held at most beside the inputs. One call forward, or forward and
 backward, 4 heads of width 32. Above 1 the linear attention wins. On a CPU, CPU time, and each memory is that of its own process.
+On a GPU each call is the replay of a CUDA graph, as in a captured training step; with --compile all go through torch.compile.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splitveil.compute.cuda_graph import WARMUP, Captured
 from splitveil.statistics.linear_attention import linear_attention, softmax_attention
 
 HEADS, WIDTH, SHORTEST = 4, 32, 0.05
@@ -54,12 +58,11 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(method: str, parts: list[Tensor], calls: int) -> float:
-    device = parts[0].device
+def seconds(run: Callable[[], None], device: torch.device, calls: int) -> float:
     wait(device)
     began = time.perf_counter() if device.type == "cuda" else time.process_time()
     for _ in range(calls):
-        call(method, parts)
+        run()
     wait(device)
     return ((time.perf_counter() if device.type == "cuda" else time.process_time()) - began) / calls
 
@@ -102,13 +105,15 @@ def quartiles(ratios: list[float]) -> str:
 
 def row(queries: int, keys: int, device: torch.device, dtype: torch.dtype, backward: bool, rounds: int) -> str:
     parts = inputs(queries, keys, device, dtype, backward)
-    for method in METHODS:
-        call(method, parts)
-    calls = {method: max(1, int(SHORTEST / max(seconds(method, parts, 1), 1e-6))) for method in METHODS}
+    runs = {method: Captured(partial(call, method, parts), device) for method in METHODS}
+    for run in runs.values():
+        for _ in range(WARMUP + 2):
+            run()
+    calls = {method: max(1, int(SHORTEST / max(seconds(run, device, 1), 1e-6))) for method, run in runs.items()}
     times = {method: [] for method in METHODS}
     for _ in range(rounds):
-        for method, kept in times.items():
-            kept.append(seconds(method, parts, calls[method]))
+        for method, run in runs.items():
+            times[method].append(seconds(run, device, calls[method]))
     held = {method: peak(method, queries, keys, device, dtype, backward) for method in METHODS}
     others = [name for name in METHODS if name != "linear"]
     cells = [quartiles([other / own for other, own in zip(times[name], times["linear"])]) for name in others]
@@ -124,7 +129,10 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8192)
     parser.add_argument("--queries", type=int, help="as many as keys, unless given")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
     options = parser.parse_args()
+    if options.compile:
+        METHODS.update({name: torch.compile(method, dynamic=False) for name, method in METHODS.items()})
     device = torch.device(options.device)
     for dtype in [torch.bfloat16, torch.float32] if device.type == "cuda" else [torch.float32]:
         for backward in (False, True):

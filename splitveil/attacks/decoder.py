@@ -86,7 +86,9 @@ class Config(InverseConfig):
     """Networks of other random numbers whose mean is the answer."""
     probe: bool = False
     """Train one more network for half the epochs, to see what doubling them gains: the flag attack-not-converged goes by that."""
-    added: ClassVar = frozenset({"net", "augment", "members", "probe"})
+    compile: bool = False
+    """Fuse the network's kernels by torch.compile on a GPU: compiling takes a while, each step less."""
+    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile"})
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
@@ -212,6 +214,7 @@ class Decoder(InverseAttack[Config]):
         watch = self.watch(net, self.seen_, partial(distance, loss=config.loss), epochs)
         learner = Learner(net.parameters(), config.lr, config.weight_decay, **(recipe(epochs) if config.net == "unet" else {}))
         feed = Feed(access.auxiliary, self.step_size(access), AugmentConfig(crop=0, flip=False))
+        answer = torch.compile(net, dynamic=False) if config.compile and out.device.type == "cuda" else net
         average = Average(net.net, config.ema) if config.ema else None
         random = stream(out.device, seed, "changes")
 
@@ -221,7 +224,7 @@ class Decoder(InverseAttack[Config]):
 
         def step() -> Tensor:
             x, how = self.changed(feed.next()[0], random)
-            loss = distance(net(*self.ask(access, x), how), x, config.loss)
+            loss = distance(answer(*self.ask(access, x), how), x, config.loss)
             learner.step(loss)
             if average is not None:
                 average.step()

@@ -11,15 +11,17 @@ from math import isqrt, log2, prod
 
 from torch import Tensor, nn
 
+from splitveil.models.layers import NarrowConv2d
+
 
 class ResBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, 3, padding=1),
-            nn.BatchNorm2d(outputs), nn.ReLU(), nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(inputs), nn.ReLU(), NarrowConv2d(inputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs), nn.ReLU(), NarrowConv2d(outputs, outputs, 3, padding=1),
         )  # fmt: skip
-        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+        self.shortcut = nn.Identity() if inputs == outputs else NarrowConv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shortcut(x) + self.body(x)

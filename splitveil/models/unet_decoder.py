@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.models.decoder import as_image
+from splitveil.models.layers import NarrowConv2d
 
 LOW = 8
 """Attention looks at most at so many rows and columns."""
@@ -75,16 +76,17 @@ class Attention(nn.Module):
 
 
 class Resize(nn.Module):
-    """[b, c, h, w] -> [b, c, *size], by nearest neighbours where it doubles, else bilinear."""
+    """[b, c, h, w] -> [b, c, *size], by nearest neighbours where it doubles, else bilinear; in the precision of its input."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.size == tuple(2 * side for side in x.shape[2:]):
-            return F.interpolate(x, self.size)
-        return F.interpolate(x, self.size, mode="bilinear", align_corners=False)
+        with torch.autocast(x.device.type, enabled=False):  # which would make float32 of it, and of all that follows
+            if self.size == tuple(2 * side for side in x.shape[2:]):
+                return F.interpolate(x, self.size)
+            return F.interpolate(x, self.size, mode="bilinear", align_corners=False)
 
 
 def half(size: tuple[int, int]) -> tuple[int, int]:
@@ -167,7 +169,7 @@ class UNetDecoder(nn.Module):
         )
         self.join = nn.ModuleList(nn.Conv2d(2 * at(place), at(place), 1) for place in back[1:])
         self.up = nn.ModuleList(nn.Sequential(Block(at(place)), Block(at(place))) for place in [*back[1:], *up])
-        self.norm, self.last = Norm(), zeroed(nn.Conv2d(at([*back, *up][-1]), x_shape[0], 3, padding=1))
+        self.norm, self.last = Norm(), zeroed(NarrowConv2d(at([*back, *up][-1]), x_shape[0], 3, padding=1))
         nn.init.constant_(self.last.bias, 0.5)  # type: ignore[arg-type]
         self.linear = linear_reading(z_shape if made else grid, x_shape)
 

@@ -61,7 +61,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, there: Tensor | None = Non
     """[..., N, h], [..., S, h], [..., S, d] -> [..., N, d] of v's type; 0 where there is no key at all."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     Q, K, values = query_features(q.to(dtype)), key_features(k.to(dtype)), v.to(dtype)
-    count = q.new_tensor(k.shape[-2], dtype=dtype) if there is None else there.to(dtype).sum(-1)[..., None, None]
+    count = k.shape[-2] if there is None else there.to(dtype).sum(-1)[..., None, None]
     if there is not None:
         there = there.to(dtype).unsqueeze(-1)
         K, values = K * there, values * there
