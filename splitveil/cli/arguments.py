@@ -96,13 +96,18 @@ def settings(node: Any, prefix: str = "") -> dict[str, Setting]:
     return found
 
 
-def changed(node: Any, path: list[str], value: Any) -> Any:
-    """The config with the setting at `path` changed."""
-    head, *tail = path
+def changed(node: Any, values: dict[tuple[str, ...], Any]) -> Any:
+    """The config with the settings at these paths changed, all at once: some are valid only together."""
+    own: dict[str, Any] = {}
+    below: dict[str, dict[tuple[str, ...], Any]] = {}
+    for (head, *tail), value in values.items():
+        if tail:
+            below.setdefault(head, {})[tuple(tail)] = value
+        else:
+            own[head] = value
     if isinstance(node, tuple):
-        at = int(head)
-        return (*node[:at], changed(node[at], tail, value), *node[at + 1 :])
-    return dataclasses.replace(node, **{head: changed(getattr(node, head), tail, value) if tail else value})
+        return tuple(changed(item, below[str(at)]) if str(at) in below else item for at, item in enumerate(node))
+    return dataclasses.replace(node, **own, **{head: changed(getattr(node, head), deeper) for head, deeper in below.items()})
 
 
 def spelling(name: str, value: bool = True) -> str:
@@ -117,6 +122,7 @@ def with_flags(config: Config, arguments: list[str], others: tuple[Flag, ...] = 
     known = settings(config)
     flags = {spelling(name): name for name in known}
     off = {spelling(name, False): name for name, setting in known.items() if setting.hint is bool}
+    values: dict[tuple[str, ...], Any] = {}
     while arguments:
         argument = arguments.pop(0)
         flag, equals, value = argument.partition("=")
@@ -135,8 +141,8 @@ def with_flags(config: Config, arguments: list[str], others: tuple[Flag, ...] = 
             words = [value] if equals else following(arguments, 1)
             if not words:
                 raise UserError(f"{flag} needs a value")
-        config = changed(config, name.split("."), from_words(words, setting, flag))
-    return config
+        values[tuple(name.split("."))] = from_words(words, setting, flag)
+    return changed(config, values)
 
 
 def following(arguments: list[str], most: int) -> list[str]:

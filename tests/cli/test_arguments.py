@@ -48,6 +48,14 @@ def test_the_order_of_flags_does_not_matter():
     assert configs[0] != Config()
 
 
+def test_settings_that_are_valid_only_together_are_checked_together():
+    teachers = "--train.distillation.clean runs/a --train.distillation.defended ema".split()
+    balanced = "--train.distillation.temperatures balanced".split()
+    assert parse([*balanced, *teachers]) == parse([*teachers, *balanced])
+    with pytest.raises(UserError, match="needs two teachers"):
+        parse(balanced)
+
+
 def test_of_the_same_flag_the_last_one_counts():
     assert parse(["--seed", "1", "--seed", "2"]).seed == 2
     assert parse(["--model", "vgg11", "--model", "small"]).model == MODELS["small"].config()
