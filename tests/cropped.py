@@ -16,11 +16,11 @@ from splitveil.split_model import SplitModel
 CPU = torch.device("cpu")
 
 
-def crops(first: int, last: int, size: int = 16) -> DeviceImages:
+def crops(first: int, last: int, size: int = 16, device: torch.device = CPU) -> DeviceImages:
     """The middle of the bundled images."""
     part, edge = fashion().train, (32 - size) // 2
     middle = part.images[first:last, :, edge : edge + size, edge : edge + size]
-    return DeviceImages(ImageSet(np.ascontiguousarray(middle), part.labels[first:last], part.classes), CPU)
+    return DeviceImages(ImageSet(np.ascontiguousarray(middle), part.labels[first:last], part.classes), device)
 
 
 def attacked(

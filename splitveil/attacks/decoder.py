@@ -19,6 +19,7 @@ Options that adapt it to a defence, all off by default (`shared/inverse_network.
     net          "unet": the U-Net with attention of `splitveil.models.unet_decoder`, by AdamW with warm-up and clipped gradients
     augment      own images are mirrored and shifted, which gives fresh pairs (z', x) in every epoch (`shared/fresh_pairs.py`)
     members      the mean of several D, each from other random numbers
+    muon         D's matrices are trained by Muon (`splitveil.compute.muon`), which converges in far fewer epochs than Adam
     probe        one more D, for half the epochs: what the second half gained says whether twice as many would gain
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
@@ -38,7 +39,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, prod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,8 @@ from splitveil.attacks.shared.fresh_pairs import CHANGES, altered
 from splitveil.attacks.shared.inverse_network import CHUNK, Inverse, InverseAttack, InverseConfig, Mean, Seen, loses_entries
 from splitveil.attacks.shared.prototypes import find_prototypes
 from splitveil.attacks.threat import Access
+from splitveil.compute.compile import compiler_settings
+from splitveil.compute.muon import matrices_of
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed, batch_size
 from splitveil.defences import AttackHints
@@ -88,7 +91,9 @@ class Config(InverseConfig):
     """Train one more network for half the epochs, to see what doubling them gains: the flag attack-not-converged goes by that."""
     compile: bool = False
     """Fuse the network's kernels by torch.compile on a GPU: compiling takes a while, each step less."""
-    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile"})
+    muon: float = option(0.0, at_least=0)
+    """Rate of Muon, which then trains the network's matrices in Adam's place; 0.02 is usual, 0 leaves them to Adam."""
+    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile", "muon"})
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
@@ -98,9 +103,11 @@ def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
     return F.l1_loss(guess, x) + (1 - ssim(guess, x)).mean()
 
 
-def recipe(epochs: int) -> dict[str, Any]:
-    """How a U-Net is trained: AdamW, gradients clipped to norm 1, a rate that rises over the first twentieth of the epochs."""
-    return {"decoupled": True, "clip": 1.0, "warm": WARM if epochs * WARM >= 1 else 0.0}
+def learner_of(net: nn.Module, config: Config, epochs: int) -> Learner:
+    """What trains a network. A U-Net: AdamW, gradients clipped to norm 1, a rate that rises over the first twentieth."""
+    warm = {"decoupled": True, "clip": 1.0, "warm": WARM if epochs * WARM >= 1 else 0.0} if config.net == "unet" else {}
+    matrices = {"matrices": matrices_of(net), "matrix_lr": config.muon} if config.muon else {}
+    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, **matrices)
 
 
 def doubling(half: float, full: float) -> dict[str, float]:
@@ -212,9 +219,10 @@ class Decoder(InverseAttack[Config]):
         net = self.start(access, seed).to(out.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.seen_ = self.seen_ or self.seen(access, out)
         watch = self.watch(net, self.seen_, partial(distance, loss=config.loss), epochs)
-        learner = Learner(net.parameters(), config.lr, config.weight_decay, **(recipe(epochs) if config.net == "unet" else {}))
+        learner = learner_of(net, config, epochs)
         feed = Feed(access.auxiliary, self.step_size(access), AugmentConfig(crop=0, flip=False))
-        answer = torch.compile(net, dynamic=False) if config.compile and out.device.type == "cuda" else net
+        compiled = config.compile and out.device.type == "cuda"
+        answer = torch.compile(net, dynamic=False) if compiled else net
         average = Average(net.net, config.ema) if config.ema else None
         random = stream(out.device, seed, "changes")
 
@@ -234,5 +242,6 @@ class Decoder(InverseAttack[Config]):
             self.on_progress(before + done, total)
 
         noise = [access.query.generator, *([random] if self.augments else [])]
-        losses = train_in_epochs(step, feed, [learner], epochs, seed, noise, tell, look)
+        with compiler_settings(compiled, out.device):
+            losses = train_in_epochs(step, feed, [learner], epochs, seed, noise, tell, look)
         return net.eval(), losses, watch.put()

@@ -11,7 +11,7 @@ from cropped import CPU, Unrelated, attacked, crops
 from torch import nn
 
 from splitveil import attacks, defences
-from splitveil.attacks.decoder import Decoder, doubling, recipe
+from splitveil.attacks.decoder import Config, Decoder, doubling, learner_of
 from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.threat import Observation, grant
 from splitveil.channel import Channel
@@ -132,8 +132,9 @@ def test_where_only_recorded_images_are_answered_it_changes_none_and_says_so() -
 
 
 def test_the_rate_of_a_unet_rises_only_where_a_twentieth_is_an_epoch() -> None:
-    assert recipe(19)["warm"] == 0
-    assert recipe(20)["warm"] == 0.05
+    net, config = torch.nn.Linear(20, 20), Config(net="unet")
+    assert learner_of(net, config, 19).warm == 0
+    assert learner_of(net, config, 20).warm == 0.05
 
 
 @pytest.mark.parametrize(
@@ -155,3 +156,17 @@ def test_it_can_be_told_all_that_a_decoder_can(options: dict[str, Any]) -> None:
     channel = Channel([defences.build("dropout", p=0.5)])
     rebuilt, x = attacked(attack, nn.AvgPool2d(2), channel, crops(0, 64), crops(1000, 1010), cloud)
     assert rebuilt.shape == x.shape
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_compiled_kernels_learn_as_plain_ones_do() -> None:
+    """The same network from the same random numbers, with Muon; bfloat16 rounds differently in fused kernels."""
+    device, least = torch.device("cuda"), {}
+    own = crops(0, 512, device=device)
+    victim = SplitModel(nn.AvgPool2d(2), nn.Flatten(), (1, 8, 8), (1, 16, 16))
+    for compiled in (False, True):
+        attack = strong(epochs=8, members=1, probe=False, width=32, muon=0.02, compile=compiled)
+        attack.fit(grant(attack.requires, victim, Channel(), own, device, 0))
+        assert min(attack.held_out_) < attack.held_out_[0]
+        least[compiled] = min(attack.held_out_)
+    assert least[True] == pytest.approx(least[False], rel=0.1)

@@ -34,16 +34,16 @@ def test_a_table_is_made_of_a_run_and_the_same_command_does_nothing_twice(
     train_run(tmp_path / "run", parse([*small, "--train.epochs", "1"]))
     fits: list[int] = []
     fit = decoder.Decoder.fit
-    monkeypatch.setattr(decoder.Decoder, "fit", lambda self, access: fits.append(len(access.auxiliary)) or fit(self, access))
+    monkeypatch.setattr(decoder.Decoder, "fit", lambda self, access: fits.append(self.config.images) or fit(self, access))
     out = tmp_path / "table.json"
     words = [str(tmp_path / "run"), "--out", str(out), *TINY]
     main([*words, "--only", "base,epochs"])
-    assert fits == [200, 200]
+    assert fits == [100, 100]  # half of the images
     main([*words, "--only", "base,epochs,images,width"])
-    assert fits == [200, 200, 100, 200]  # half of the images
+    assert fits == [100, 100, 200, 100]
     (found,) = read_json(out)["runs"].values()
     assert found["epochs"]["gain"] == pytest.approx(1 - found["epochs"]["mse"] / found["base"]["mse"])
-    assert found["images"]["gain"] == pytest.approx(1 - found["base"]["mse"] / found["images"]["mse"])
+    assert found["images"]["gain"] == pytest.approx(1 - found["images"]["mse"] / found["base"]["mse"])
     assert f"{1e3 * found['base']['mse']:.3f}" in capsys.readouterr().out
     assert "converged (" in verdict(found)
 

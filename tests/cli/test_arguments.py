@@ -49,8 +49,8 @@ def test_the_order_of_flags_does_not_matter():
 
 
 def test_settings_that_are_valid_only_together_are_checked_together():
-    teachers = "--train.distillation.clean runs/a --train.distillation.defended ema".split()
-    balanced = "--train.distillation.temperatures balanced".split()
+    teachers = ["--train.distillation.clean", "runs/a", "--train.distillation.defended", "ema"]
+    balanced = ["--train.distillation.temperatures", "balanced"]
     assert parse([*balanced, *teachers]) == parse([*teachers, *balanced])
     with pytest.raises(UserError, match="needs two teachers"):
         parse(balanced)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from splitveil.compute.cuda_graph import lr_on, set_lr
 from splitveil.compute.launch import Repeated, one_by_one
+from splitveil.compute.muon import Muon
 from splitveil.data.loader import DeviceImages, Feed, Rows
 from splitveil.rng import stream
 
@@ -95,30 +96,43 @@ class Learner:
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, amsgrad: bool = False, eps: float = 1e-8,
         beta1: float = 0.9, *, decoupled: bool = False, clip: float = 0.0, warm: float = 0.0,
+        matrices: Sequence[Tensor] = (), matrix_lr: float = 0.0,
     ) -> None:  # fmt: skip
-        """`decoupled`: weight decay as in AdamW; `clip`: most norm of all gradients; `warm`: share of the training in which the
-        rate rises. None of them if not given."""
-        self.parameters, self.lr, self.clip, self.warm = list(parameters), lr, clip, warm
+        """`decoupled`: weight decay as in AdamW; `clip`: most norm of all gradients that Adam gets; `warm`: share of the training
+        in which the rate rises; `matrices`: those of the parameters that Muon trains instead, at `matrix_lr`, which rises and
+        falls as Adam's rate does. None of them if not given."""
+        self.parameters, self.lr, self.clip, self.warm, self.matrix_lr = list(parameters), lr, clip, warm, matrix_lr
+        taken = {id(matrix) for matrix in matrices}
+        self.by_adam = [parameter for parameter in self.parameters if id(parameter) not in taken]
         self.adam: torch.optim.Adam | None = None
-        if self.parameters:  # an edge may have none
-            device = self.parameters[0].device
+        self.muon: Muon | None = None
+        if self.by_adam:  # an edge may have none
+            device = self.by_adam[0].device
             on_gpu = device.type == "cuda"
             self.adam = torch.optim.Adam(
-                self.parameters, lr_on(device, lr), (beta1, 0.999), eps, weight_decay, amsgrad,
+                self.by_adam, lr_on(device, lr), (beta1, 0.999), eps, weight_decay, amsgrad,
                 capturable=on_gpu, fused=on_gpu, decoupled_weight_decay=decoupled,
             )  # fmt: skip
+        if matrices:
+            self.muon = Muon(matrices, lr_on(matrices[0].device, matrix_lr))
 
     def step(self, loss: Tensor) -> None:
-        if self.adam is not None:
-            self.adam.zero_grad(set_to_none=True)
-            loss.backward(inputs=self.parameters)  # no gradients for edge, cloud and channel: they are the victim's
-            if self.clip:
-                nn.utils.clip_grad_norm_(self.parameters, self.clip)
-            self.adam.step()
+        if not self.parameters:
+            return
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss.backward(inputs=self.parameters)  # no gradients for edge, cloud and channel: they are the victim's
+        if self.clip and self.by_adam:
+            nn.utils.clip_grad_norm_(self.by_adam, self.clip)
+        for optimizer in (self.adam, self.muon):
+            if optimizer is not None:
+                optimizer.step()
 
     def set_lr(self, lr: float) -> None:
         if self.adam is not None:
             set_lr(self.adam, lr)
+        if self.muon is not None:
+            set_lr(self.muon, self.matrix_lr * lr / self.lr)
 
     def slow(self, share: float, last: float = 1e-5) -> None:
         """Set the rate for this share of the training: half a cosine from the first to `last` (1e-5 as in CEM's code)."""

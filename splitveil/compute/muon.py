@@ -1,0 +1,68 @@
+"""Muon: momentum whose update of a matrix is made orthogonal (Keller Jordan et al., 2024, kellerjordan.github.io/posts/muon).
+
+    m <- mu m + (1 - mu) g            u = mu m + (1 - mu) g                  momentum, after Nesterov
+    w <- (1 - lr decay) w - lr sqrt(max(1, r / c)) orthogonal(u)
+
+    orthogonal(U S V^T) ~ U V^T       by five steps of Newton and Schulz, which are products of matrices alone
+
+So a weight moves as far in directions of which the gradient tells little as in those of which it tells much, where Adam looks
+at each number by itself. A convolution [r, i, h, w] is the matrix [r, i h w]. Matrices of one shape [k, r, c] are done together.
+It is for the matrices inside a network; biases, gains and matrices with a short side stay with Adam.
+
+On a GPU the steps are in bfloat16, as published: the update need not be exactly orthogonal (its singular values end near 1,
+between 0.7 and 1.2). `step` waits for nothing, so a training step with it can be recorded.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+SHORTEST = 16
+"""A matrix with a shorter side than this is left to Adam."""
+STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
+"""Steps of Newton and Schulz, and the polynomial of each: steep at 0, so that small singular values grow quickly."""
+
+
+def matrices_of(net: nn.Module) -> list[Tensor]:
+    """Weights of the network's linear layers and convolutions whose matrix has no short side."""
+    layers = (layer for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
+    return [layer.weight for layer in layers if min(layer.weight.flatten(1).shape) >= SHORTEST]
+
+
+def orthogonal(u: Tensor) -> Tensor:
+    """[k, r, c] -> [k, r, c] with the same singular vectors and singular values near 1."""
+    a, b, c = COEFFICIENTS
+    wide = u if u.shape[1] <= u.shape[2] else u.mT
+    x = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
+    x = x.bfloat16() if x.is_cuda else x
+    for _ in range(STEPS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x if u.shape[1] <= u.shape[2] else x.mT).to(u.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum and orthogonal updates for matrices; those of one shape are a group."""
+
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: float | Tensor, momentum: float = 0.95, weight_decay: float = 0.01
+    ) -> None:
+        shapes: dict[tuple[int, ...], list[Tensor]] = {}
+        for matrix in matrices:
+            shapes.setdefault(tuple(matrix.flatten(1).shape), []).append(matrix)
+        groups = [{"params": same} for same in shapes.values()]
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights, lr, keep = group["params"], group["lr"], group["momentum"]
+            gradient = torch.stack([weight.grad.flatten(1) for weight in weights])  # [k, r, c]
+            state = self.state[weights[0]]
+            mean = state.setdefault("momentum", torch.zeros_like(gradient))
+            mean.lerp_(gradient, 1 - keep)
+            update = orthogonal(gradient.lerp(mean, keep))
+            update *= lr * max(1.0, update.shape[1] / update.shape[2]) ** 0.5
+            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+            torch._foreach_sub_(weights, [each.view_as(weight) for each, weight in zip(update, weights)])
