@@ -24,7 +24,7 @@ from splitveil.registry import UserError
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 BASELINE, STRENGTHS = (0.1, 0.2, 0.4, 0.8), (0.2, 0.4)
-LEVERS = {  # flags; {epochs} and {half} are those of the training
+LEVERS = {  # flags; {half} and {quarter} are shares of the epochs
     "ema": "--train.ema 0.99",
     "smoothing": "--train.label-smoothing 0.1",
     "cutout": "--train.augment.cutout 8",
@@ -37,6 +37,10 @@ LEVERS = {  # flags; {epochs} and {half} are those of the training
     "dirac": "--train.start dirac",
     "whitening": "--train.start whitening",
     "turns": "--train.augment.turns",
+    "muon": "--train.muon 0.02",
+    "muon_half": "--train.muon 0.02 --train.epochs {half}",
+    "muon_quarter": "--train.muon 0.02 --train.epochs {quarter}",
+    "muon_large": "--train.muon 0.02 --train.batch 512 --train.epochs {half}",
 }
 
 
@@ -44,7 +48,7 @@ def config_of(lever: str, strength: float, epochs: int, seed: int, cifar10: Path
     recipe = "cem_small_fashion.toml" if cifar10 is None else "cem_vgg11_cifar10.toml"
     flags = f"--cem.strength {strength} --cem.lr-rescale off --defences.1.sigma 0.3 --train.epochs {epochs} --seed {seed}"
     data = [] if cifar10 is None else ["--data.path", str(cifar10)]
-    own = LEVERS.get(lever, "").format(half=epochs // 2)
+    own = LEVERS.get(lever, "").format(half=epochs // 2, quarter=max(2, epochs // 4))
     return parse([str(RECIPES / recipe), *data, *flags.split(), *own.split(), "--name", f"{lever}-{strength}-{epochs}-{seed}"])
 
 

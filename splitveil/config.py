@@ -69,6 +69,8 @@ class TrainConfig:
     """Weight decay of SGD."""
     edge_weight_decay: float | None = option(None, at_least=0)
     """Weight decay of the edge's own weights; default is that of all others."""
+    muon: float = option(0.0, at_least=0)
+    """Rate of Muon, which then trains the matrices of edge and cloud in SGD's place; 0.02 is usual, 0 leaves them to SGD."""
     ema: float | None = option(None, above=0, below=1, remedy="0.99 to 0.999 are usual")
     """Share of the running average of the weights that stays in a step. With it the average is validated, saved, attacked and
     served; the weights that are trained are in the state only."""
@@ -121,6 +123,8 @@ class Config:
         check_distillation(self.train.distillation)
         if self.train.nesterov and not self.train.momentum:
             raise UserError("train.nesterov needs momentum, and train.momentum is 0; raise it, or leave nesterov out")
+        if self.train.muon and self.train.edge_weight_decay is not None:
+            raise UserError("train.edge_weight_decay is for SGD, and train.muon takes the edge's matrices from it; leave one out")
 
 
 def from_dict(table: dict[str, Any]) -> Config:

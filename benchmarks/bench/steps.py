@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench.timing import Advance, Row, Setting, Work, compare, in_turns, speedup
-from splitveil.compute.cuda_graph import set_lr
 from splitveil.config import Config, from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages, Feed
@@ -100,7 +99,7 @@ def stepper(config: Config, parts: Parts, feed: Feed | Given, device: torch.devi
     """The steps of a run that has no folder."""
     found = Stepper(parts, config.train, feed, device)
     found.noise.manual_seed(seed_of(0, "noise"))
-    set_lr(found.optimizer, LR)
+    found.optimizer.set_lr(LR)
     found.pipeline.train()
     if parts.cem is not None:
         parts.cem.schedule(0, LR)

@@ -60,7 +60,9 @@ class Muon(torch.optim.Optimizer):
             weights, lr, keep = group["params"], group["lr"], group["momentum"]
             gradient = torch.stack([weight.grad.flatten(1) for weight in weights])  # [k, r, c]
             state = self.state[weights[0]]
-            mean = state.setdefault("momentum", torch.zeros_like(gradient))
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(gradient)
+            mean = state["momentum"]
             mean.lerp_(gradient, 1 - keep)
             update = orthogonal(gradient.lerp(mean, keep))
             update *= lr * max(1.0, update.shape[1] / update.shape[2]) ** 0.5

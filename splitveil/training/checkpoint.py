@@ -16,13 +16,13 @@ from splitveil.training.average import Average
 from splitveil.training.build import Parts
 
 
-def state_of(parts: Parts, optimizer: torch.optim.Optimizer, best: float) -> dict[str, Any]:
+def state_of(parts: Parts, optimizer: dict[str, Any], best: float) -> dict[str, Any]:
+    """All that the next epoch needs, with the state of the task's optimiser."""
     tree: dict[str, Any] = {
         "model": parts.model.state_dict(),
         "channel": parts.channel.state_dict(),
-        "optimizer": optimizer.state_dict()["state"],
         "best": best,
-    }
+    } | optimizer
     for i, own in enumerate(parts.channel.optimizers()):
         tree[f"channel_optimizer{i}"] = own.state_dict()["state"]
     if parts.cem is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from splitveil.cem import CEM, ramped
-from splitveil.compute.cuda_graph import set_lr, settings_of
+from splitveil.compute.cuda_graph import settings_of
 from splitveil.compute.launch import Repeated
 from splitveil.config import TrainConfig
 from splitveil.data.loader import DeviceImages, Feed
@@ -34,7 +34,7 @@ from splitveil.rng import seed_of, stream
 from splitveil.runs import Run
 from splitveil.training.average import Average
 from splitveil.training.build import Parts
-from splitveil.training.checkpoint import below, restore, restore_optimizer, state_of, weights_of
+from splitveil.training.checkpoint import below, restore, state_of, weights_of
 from splitveil.training.forward_pass import features_of, run_pass
 from splitveil.training.health import check_health, task_warnings, tell, warnings_of
 from splitveil.training.step import Means, Stepper, assemble, compiles_steps
@@ -116,7 +116,7 @@ class Training(Stepper):
         self.auxiliary = splits.auxiliary
         self.first, self.best, leaves = restore(parts, run)
         super().__init__(parts, config, Feed(self.task, config.batch, config.augment, rank, world), device, world)
-        restore_optimizer(self.optimizer, below(leaves, "optimizer"))
+        self.optimizer.restore(leaves)
         if rank == 0:
             run.drop_metrics_from(self.first)
             if parts.cem is not None and parts.cem.surrogate.unasked:
@@ -173,7 +173,7 @@ class Training(Stepper):
             self.average = None if config.ema is None else Average(self.parts, config.ema, {})  # shapes may be others now
         if self.teaching is not None:
             self.teaching.begin(epoch, replaced)
-        set_lr(self.optimizer, self.lr)
+        self.optimizer.set_lr(self.lr)
         if cem is not None:
             cem.schedule(epoch, self.lr, config.epochs)
             if wants_refresh(cem, epoch):
@@ -244,7 +244,7 @@ class Training(Stepper):
                 self.run.save_weights("best", *self.champion, step)
             with self.deployed():
                 self.run.save_weights("last", weights_of(self.parts), epoch, step)
-            self.run.save_state(state_of(self.parts, self.optimizer, self.best) | kept, epoch, step)
+            self.run.save_state(state_of(self.parts, self.optimizer.state(), self.best) | kept, epoch, step)
         self.saved, self.champion = time.perf_counter(), None
 
 

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from splitveil.cem import CEM
 from splitveil.channel import Channel
 from splitveil.compute.compile import check_compiler
-from splitveil.compute.cuda_graph import lr_on
 from splitveil.compute.side_stream import SideStream
 from splitveil.config import TrainConfig
 from splitveil.data.mixup import unmixed
@@ -24,6 +23,7 @@ from splitveil.defences import Batch
 from splitveil.split_model import SplitModel, encode
 from splitveil.training.average import Average
 from splitveil.training.build import Parts
+from splitveil.training.optimizer import TaskOptimizer
 from splitveil.training.teachers import Teaching
 
 
@@ -111,7 +111,7 @@ class Means:
 
 
 def train_step(
-    pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor,
+    pipeline: nn.Module, channel: Channel, cem: CEM | None, optimizer: TaskOptimizer, x: Tensor, y: Tensor,
     noise: torch.Generator, bf16: bool, means: Means, target: Tensor | None = None, teaching: Teaching | None = None,
 ) -> Tensor:  # fmt: skip
     """Make one step and return z. With a `target` [b, classes] the second half of x is mixed, and CEM sees the first."""
@@ -132,7 +132,7 @@ def train_step(
     batch = Batch(x, z, sent, y)
     penalties = channel.penalties(batch)
     loss = utility + sum(penalties) if penalties else utility
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     if cem is None:
         loss.backward()
     else:
@@ -154,7 +154,7 @@ def compiles_steps(config: TrainConfig, device: torch.device) -> bool:
     return config.compile and device.type == "cuda"
 
 
-def assemble(parts: Parts, config: TrainConfig, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def assemble(parts: Parts, config: TrainConfig, world: int) -> tuple[nn.Module, TaskOptimizer]:
     """The pipeline, and the task's optimiser over the parameters that the model has now."""
     device = next(parts.model.parameters()).device
     pipeline: nn.Module = Pipeline(parts.model, parts.channel, config.label_smoothing, compiles_steps(config, device))
@@ -162,21 +162,13 @@ def assemble(parts: Parts, config: TrainConfig, world: int) -> tuple[nn.Module, 
         if device.type != "cuda":
             check_compiler()
         parts.cem.surrogate.compile(dynamic=False)
-    parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
+    optimizer = TaskOptimizer(parts, config)
     if world > 1:
         # What a defence trains itself is none of DistributedDataParallel's business.
-        own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in parameters)}
+        own = {name for name, p in pipeline.named_parameters() if all(p is not trained for trained in optimizer.parameters)}
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(pipeline, own)
         pipeline = DistributedDataParallel(pipeline)
-    lr, fused = lr_on(device, config.lr), True if device.type == "cuda" else None
-    groups: list[Any] = parameters
-    if config.edge_weight_decay is not None:
-        edge = {id(p) for p in parts.model.edge.parameters()}  # these come first, so that saved states fit in both cases
-        groups = [{"params": [p for p in parameters if id(p) in edge], "weight_decay": config.edge_weight_decay}]
-        groups += [{"params": [p for p in parameters if id(p) not in edge]}]
-    return pipeline, torch.optim.SGD(
-        groups, lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov, fused=fused
-    )
+    return pipeline, optimizer
 
 
 class Batches(Protocol):

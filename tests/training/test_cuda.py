@@ -13,7 +13,7 @@ from splitveil import surrogates
 from splitveil.cem import CEM
 from splitveil.cli.arguments import parse
 from splitveil.compute import cuda_graph as capture
-from splitveil.compute.cuda_graph import Captured, set_lr
+from splitveil.compute.cuda_graph import Captured
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages, Feed
 from splitveil.registry import DEFENCES, SURROGATES
@@ -51,7 +51,7 @@ def after_steps(config: Config, capture: bool, compiled: bool = False) -> dict[s
     model, channel, cem = parts = build_parts(config, task, CUDA)
     channel.on_epoch(2, model)
     pipeline, optimizer = train.assemble(parts, replace(config.train, compile=compiled), world=1)
-    set_lr(optimizer, config.train.lr)
+    optimizer.set_lr(config.train.lr)
     feed, noise, means = Feed(DeviceImages(task, CUDA), 16, config.train.augment), torch.Generator(CUDA), step.Means()
     feed.begin(0, 0)
     noise.manual_seed(0)
@@ -98,6 +98,22 @@ def test_a_captured_step_watches_and_caps_attention_as_an_eager_one_does(surroga
 def test_every_defence_can_be_captured(defence: str, flags: list[str]):
     config = parse([*flags, "--defences", NEEDS.get(defence, defence)])
     assert_alike(after_steps(config, capture=True), after_steps(config, capture=False), 1e-3)
+
+
+@pytest.mark.parametrize("lever", [
+    "--train.ema 0.9", "--train.augment.mixup 0.5", "--train.augment.random 0.5 --train.augment.turns", "--train.start whitening",
+    "--train.muon 0.02 --model.width 8",
+])  # fmt: skip
+def test_levers_train_the_same_whether_steps_are_captured_or_not(
+    lever: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(capture, "TOLD", set())
+    noise = ["--defences=bottleneck,gaussian", "--defences.1.sigma=0.1", "--cem.surrogate", "uniform", "--cem.warmup", "1"]
+    pulled = [*flags, *noise, *lever.split()]
+    captured, _, _ = train_run(tmp_path / "captured", parse(pulled))
+    assert not capture.TOLD
+    eager, _, _ = train_run(tmp_path / "eager", parse([*pulled, "--train.no-capture"]))
+    assert losses(captured) == pytest.approx(losses(eager), rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles

@@ -82,7 +82,7 @@ def test_the_edge_alone_has_its_weight_decay(small: list[str]):
     config = parse([*small, "--train.edge-weight-decay", "0.25"])
     parts = build_parts(config, build_splits(config).task, torch.device("cpu"))
     _, optimizer = assemble(parts, config.train, 1)
-    edge, rest = optimizer.param_groups
+    edge, rest = optimizer.sgd.param_groups
     assert (edge["weight_decay"], rest["weight_decay"]) == (0.25, config.train.weight_decay)
     assert {id(p) for p in edge["params"]} == {id(p) for p in parts.model.edge.parameters()}
     assert len(edge["params"]) + len(rest["params"]) == len(list(parts.model.parameters()))
