@@ -4,6 +4,7 @@
     python -m benchmarks.convergence runs/a runs/b --out table.json                          # runs that are trained already
     python -m benchmarks.convergence runs/a --out table.json --set width=16 --set epochs=4   # the same at a small size
     python -m benchmarks.convergence --cifar10 DIR --out … --only paper,base,epochs          # some of the cells
+    python -m benchmarks.convergence --cifar10 DIR --out … --minutes 9                       # and again, until all are there
 
 Every cell fits one attack to a run and rebuilds its test images; all see the same release of each. The file is written after
 every cell, and the same command goes on with the rest.
@@ -20,6 +21,7 @@ latter. `se` is the standard error of `gain` over paired images.
 """
 
 import argparse
+import io
 import json
 import time
 from dataclasses import asdict, replace
@@ -30,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.finish import at_most
 from splitveil.attacks import label_of
 from splitveil.attacks.threat import grant
 from splitveil.cli.arguments import parse
@@ -41,6 +44,7 @@ from splitveil.evaluation.run_attacks import victim_of
 from splitveil.evaluation.score import score
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.victim import Victim
+from splitveil.files.folder import write_atomically
 from splitveil.registry import UserError
 from splitveil.runs import Run, read_json, write_json
 from splitveil.training.build import build_splits
@@ -156,7 +160,9 @@ def fill(out: Path, victims: dict[str, Any], chosen: dict[str, Any]) -> dict[str
             own = {cell: errors[f"{run}/{cell}"] for cell in found if f"{run}/{cell}" in errors}
             with_gains(found, own)
             out.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(kept, **errors)
+            packed = io.BytesIO()
+            np.savez(packed, **errors)
+            write_atomically(kept, packed.getvalue())
             write_json(out, results)
             print(f"{run} {name}: MSE {found[name]['mse']:.5f} in {found[name]['seconds']:.0f} s", flush=True)
     return results
@@ -189,6 +195,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a .json; errors of each image lie beside it as .npz")
     parser.add_argument("--only", default="", help="some of the cells, with commas")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of base")
+    parser.add_argument("--minutes", type=float, help="stop after so many minutes, with exit code 3; call again to go on")
     options = parser.parse_args(words)
     every = cells(changed(options.set))
     only = options.only.split(",") if options.only else list(every)
@@ -197,7 +204,8 @@ def main(words: list[str] | None = None) -> None:
     victims: dict[str, Any] = {str(folder): partial(opened, folder) for folder in options.folders}
     if options.cifar10 is not None:
         victims |= trained(options.cifar10, options.runs, options.epochs, [name for name in options.models.split(",") if name])
-    print(table(fill(options.out, victims, {name: every[name] for name in every if name in only})))
+    with at_most(options.minutes):
+        print(table(fill(options.out, victims, {name: every[name] for name in every if name in only})))
 
 
 if __name__ == "__main__":

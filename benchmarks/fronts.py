@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.finish import TimeIsUp, at_most, finish
+from benchmarks.finish import at_most, finish
 from benchmarks.matched_accuracy import STUDENT_T, interval, on_front
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
@@ -171,12 +171,8 @@ def main(words: list[str] | None = None) -> None:
     names = options.only.split(",")
     if strange := [name for name in names if name not in SURROGATES]:
         raise UserError(f"--only: no surrogate {strange[0]!r}; there are {', '.join(SURROGATES)}")
-    try:
-        with at_most(options.minutes):
-            run_all(options, ladders(options.strengths, names), [int(seed) for seed in options.seeds.split(",")])
-    except TimeIsUp:
-        print(f"{options.minutes:g} minutes are over; call it again to go on", file=sys.stderr)
-        sys.exit(3)
+    with at_most(options.minutes):
+        run_all(options, ladders(options.strengths, names), [int(seed) for seed in options.seeds.split(",")])
 
 
 if __name__ == "__main__":

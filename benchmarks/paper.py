@@ -14,11 +14,10 @@ accuracy is the last epoch's on all test images; `selected` is the best test acc
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.finish import TimeIsUp, at_most
+from benchmarks.finish import at_most
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.begun import begin
@@ -190,12 +189,8 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown := [name for name in names if name not in PUBLISHED[options.set]]:
         parser.error(f"--rows has {unknown[0]!r}, must be some of {', '.join(PUBLISHED[options.set])}")
     rows = rows_of(names, [float(sigma) for sigma in options.sigmas.split(",") if sigma])
-    try:
-        with at_most(options.minutes):
-            run_rows(rows, options)
-    except TimeIsUp:
-        print(f"{options.minutes:g} minutes are over; call it again to go on", file=sys.stderr)
-        sys.exit(3)
+    with at_most(options.minutes):
+        run_rows(rows, options)
     print(f"all {len(rows)} rows are in {options.out}")
 
 
