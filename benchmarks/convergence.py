@@ -6,8 +6,8 @@
     python -m benchmarks.convergence --cifar10 DIR --out … --only paper,base,epochs          # some of the cells
     python -m benchmarks.convergence --cifar10 DIR --out … --minutes 9                       # and again, until all are there
 
-Every cell fits one attack to a run and rebuilds its test images; all see the same release of each. The file is written after
-every cell, and the same command goes on with the rest.
+Every cell fits one attack to a run and rebuilds its test images. All cells see the same release of each image. The file is
+written after every cell, so the same command goes on with the rest.
 
     paper     the suite's decoder-paper: the published N8 C64
     base      one member of the suite's decoder-strong, with what --set changes
@@ -16,8 +16,8 @@ every cell, and the same command goes on with the rest.
     plain     base without changed images              members  the mean of several, as the suite has it
 
 Base learns from half of the attacker's images, so that there are twice as many; with --cifar10 that is 9,000 of 18,000.
-`gain` is the share of the error that a change took off: of base's error, of the paper's for `base`; `over_paper` is always the
-latter. `se` is the standard error of `gain` over paired images.
+`gain` is the share of base's error that a change takes off; in the row `base`, the share of paper's error that base takes off.
+`over_paper` is the share of paper's error that a row takes off. `se` is the standard error of `gain` over paired images.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What teachers bring at the same leak: fronts over lambda with and without them, and each part of the method at one lambda.
+"""What teachers gain at the same leak: fronts over lambda with and without teachers, and each part of the method at one lambda.
 
     python -m benchmarks.distillation --runs runs/distillation                                  # bundled images, one core
     python -m benchmarks.distillation --data cifar10 --path DIR --epochs 60 --runs runs/d10 --together 4 --minutes 9   # a GPU
@@ -14,10 +14,10 @@ fitted anew:
     balanced      kd with both balanced                           ema       both, the student's average instead of the defended
     published     balanced without a label loss                   noisy     both, the noisy teacher instead of the defended
 
-A row's gain is its accuracy less that of `off` of the same seed at the same MSE, linear between the points of `off` in log MSE
-(benchmarks.levers.gain), and its SSIM less that of `off` there. MSE is that of the strongest attack, SSIM the largest of an
-attack. Points beyond the ends of `off` do not count, a seed counts with the mean of its points, and the interval is Student's
-over seeds.
+A row's gain is its accuracy minus that of `off` with the same seed at the same MSE; the second gain is the same for SSIM.
+Between the points of `off` its accuracy is linear in log MSE (benchmarks.levers.gain). MSE is that of the strongest attack,
+SSIM the largest of all attacks. Points beyond the ends of `off` do not count. A seed counts with the mean of its points, and
+the interval over seeds is Student's.
 """
 
 import argparse

@@ -5,8 +5,8 @@
     python -m benchmarks.levers --cifar10 DIR --epochs 60 --runs runs/levers-cifar10 --together 4 --minutes 9   # for a GPU
 
 The baseline is trained at four strengths and gives accuracy as a function of log MSE, linear between its points. A lever's gain
-is its accuracy less that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the
-baseline's front there is none. One seed: a gain below the spread of seeds says nothing, and what gains is to be repeated
+is its accuracy minus that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the
+baseline's front there is no gain to give. This is one seed. A gain below the spread of seeds says nothing; repeat what gains
 with --seed.
 """
 

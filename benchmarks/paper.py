@@ -8,9 +8,9 @@ Call it again until it says that all rows are there: what is finished is not don
 checkpoint, at most half a minute back. After every row results/paper_SET.json is written anew, with all rows so far.
 
 Each row is recipes/paper/SET.toml with the recipe of its defence and, for "+ CEM", cem.toml. Where `--epochs` is not 240,
-milestones and the time of the pruning are shortened in proportion. Rows under `--suite-rows` also meet the suite `standard`. Our
-accuracy is the last epoch's on all test images; `selected` is the best test accuracy of the last sixth of the epochs (201 to
-240), as the paper's code reports it: a comparison with the paper, not a number of ours.
+milestones and the time of the pruning are shortened in proportion. Rows under `--suite-rows` also meet the suite `standard`.
+Our accuracy is that of the last epoch on all test images. `selected` is the best test accuracy of the last sixth of the epochs
+(201 to 240), as the paper's code reports it; it is there for comparison with the paper, and we claim nothing by it.
 """
 
 import argparse

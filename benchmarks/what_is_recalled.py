@@ -1,11 +1,11 @@
-"""What a memory of other images recalls of an image by its features, in trained runs: a table of docs/surrogates/recall.md.
+"""How much of an image a memory of other images recalls from its features, in trained runs: a table of docs/surrogates/recall.md.
 
     python -m benchmarks.what_is_recalled runs/a runs/b
 
-Features are clean, of the first 1,100 of the attacker's images. Within a class each is left out in turn, and its 8 x 8 picture is
-answered from the others by attention with sharpness 2, 8 and 32, and by a ridge regression with penalty n sigma^2: from all of z,
-from the cell of 4 x 4 that a part of the picture lies under, and from that cell with a border of one row and column. Printed is
-the share of the pictures' spread within classes that is recalled.
+The features are without noise, those of the first 1,100 of the attacker's images. Within a class each image is left out in turn,
+and its 8 x 8 picture is guessed from the others: by attention with sharpness 2, 8 and 32, and by a ridge regression with penalty
+n sigma^2. Each is done from all of z, from the 4 x 4 cell of z that belongs to a part of the picture, and from that cell with a
+border of one row and column. It prints the share of the pictures' spread within classes that is recalled.
 """
 
 import argparse

@@ -1,27 +1,28 @@
-"""recall: attention as the attacker's memory, a kernel regression (Nadaraya 1964, Watson 1964) that leaves out who asks.
+"""recall: attention as the attacker's memory, a kernel regression (Nadaraya 1964, Watson 1964) on the other samples of the class.
 
-Within the samples of a class, each of the batch asks all others, also those that a bank remembers, by its features, and is
-answered with their pictures:
+Each sample of the batch compares its features with those of all other samples of its class, also with those that a bank
+remembers. The more alike the features are, the more the other sample's picture counts in the guess x^_i:
 
     a_ij = mean over s of softmax over j != i of  -s |z_i - z_j|^2 / u          u = mean |z_i - z_j|^2 in the class
     x^_i = sum_j a_ij t(x_j)                                                    t(x), a small picture of x
     L_c  = max(0, -log( sum_i |t(x_i) - x^_i|^2 / sum_i |t(x_i) - mean of the others|^2 ))
     L    = sum_c beta_c L_c + rate * (the loss of the surrogate `rate`)
 
-L_c is 0 when z tells nothing about x beyond the class. It minds how the samples of a class lie, and not how far apart: that is
-what `rate` charges for. The memory is always trained, has no inner loop, and nothing in it can be trained to look away.
+L_c is 0 when z tells nothing about x beyond the class. It depends on how the samples of a class lie to each other and not on how
+far apart they are, for which `rate` charges. The memory needs no training and no inner loop: it is the samples themselves. So
+nothing in it can be trained to look away.
 
     memory    linear: x^_i is that of a ridge regression from the z to the pictures of the others in the class, whose penalty is
               what the channel's noise amounts to, n sigma^2. Its weights a_ij may be negative; they sum to 1 as well.
-              both: each class is measured by the memory that recalls more of it. Each is an attacker who exists, so the larger
-              L_c is as honest as either, and nothing in it is trained
+              both: each class is measured by the memory that recalls more of it. An attacker could use either, so the larger
+              L_c is as honest as each of the two, and nothing in it is trained
     unit      seen: u = mean |z_i - z_j|^2 + 2 d sigma^2, the squared distance of two samples under the channel's noise, so that z
               which drowns in the noise is not told apart
     tokens    z [c, h, w] and the picture are cut into tokens x tokens cells; each asks the same cell of the others for its part
               of the picture. A cell has few dimensions, so that a near neighbour is there to be found, as for a decoder that
               looks at a part of z at a time
-    heads     as many more attentions join the mean, -s |P (z_i - z_j)|^2 / u with P and s trained to recall *better*: the
-              adversary's side, whose gradient does not reach z. A class for which they recall worse is measured without them
+    heads     as many further attentions join the mean, -s |P (z_i - z_j)|^2 / u. Their P and s are trained to recall *better*, on
+              the adversary's side: their gradient does not reach z. A class for which they recall worse is measured without them
 
 Measured on clean z. Suggested: strength 0.1 with lr_rescale off, which is rate 0.4 and recall 0.1. Known failure: a decoder that
 was trained on thousands of images may find what a memory of some hundred of a class does not.

@@ -1,12 +1,12 @@
 """Variances of a batch's samples together with those that the bank remembers.
 
-The two are not laid side by side: of 100 classes with 16 remembered samples each, a batch of 128 is a small part, and only it
-gets a gradient. A remembered sample has none, so those of the batch stand for it: without the factor
+The two are not copied into one tensor, because with 100 classes and 16 remembered samples each a batch of 128 is a small part
+of them, and only the batch gets a gradient. Remembered samples get none. So that a bank does not weaken the pull, the gradient
+of the batch's samples is multiplied by
 
     (samples of the class in the batch + remembered ones) / (samples of the class in the batch)
 
-on their gradient a bank would weaken the pull. Letters: b batch, g groups (classes that can be present), s remembered, d
-dimensions.
+Letters: b batch, g groups (classes that can be present), s remembered, d dimensions.
 """
 
 from typing import Any, NamedTuple
