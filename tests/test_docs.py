@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,7 @@ from splitveil.registry import ATTACKS, SURROGATES
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "surrogates"
+EVERY_PAGE = sorted(page for where in ("*", "benchmarks/*", "docs/**/*", "recipes/*") for page in ROOT.glob(f"{where}.md"))
 COMPARISON, COST = PAGES / "comparison.md", PAGES / "cost.md"
 
 
@@ -76,16 +78,18 @@ def test_the_costs_are_those_measured(device: str) -> None:
     assert costs(measured["rows"], measured["images"]) in COST.read_text()
 
 
-@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_what_a_page_tells_to_type_is_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    lines = re.findall(r"^    splitveil (.*)$", page.read_text(), re.MULTILINE)
-    assert lines
-    for line in lines:
-        command, *arguments = line.split()
+    text = page.read_text()
+    lines = re.findall(r"^    splitveil (?!: )(\w+)(.*?)(?:  .*)?$", text, re.MULTILINE)  # what follows two spaces explains
+    assert lines or page.parent != PAGES, "a page of a surrogate shows how to use it"
+    for command, rest in lines:
         assert command in COMMANDS
-        if command in ("run", "train"):
-            parse(arguments)
+        if command in ("run", "train") and "--import" not in rest:  # what it imports is the reader's
+            parse(shlex.split(re.sub(r" --suite \w+", "", rest)))
+    for name in re.findall(r"python -m benchmarks\.(\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.py").exists() or name == "NAME", name
 
 
 def test_pictures_are_small() -> None:
