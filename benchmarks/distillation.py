@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.finish import check_same
 from benchmarks.levers import RECIPES, gain
 from benchmarks.matched_accuracy import STUDENT_T
 from splitveil.cli.arguments import parse
@@ -82,6 +83,7 @@ def config_of(name: str, flags: str, seed: int, options: argparse.Namespace) -> 
 def measured(config: Config, root: Path) -> dict[str, Any]:
     """Train and attack a run unless that is done, and give accuracy on the test images and each attack's mean MSE and SSIM."""
     file = root / f"{config.name}.json"
+    check_same(root / config.name, config)
     if file.exists():
         return json.loads(file.read_text())
     run, splits, device = train_run(root / config.name, config)
