@@ -7,8 +7,8 @@
 A teacher's noise is drawn anew at each step. That is right: KL depends on the teacher's answer p only through p itself and a
 term without the student, so the student's gradient is on average that of the answer averaged over the noise.
 
-Where a teacher always says the same of an image, and augmentation makes fewer images of it than there are epochs, all answers
-are computed before the first epoch; the draws of a batch then say which ones it needs.
+Where a teacher always says the same of an image, and augmentation makes fewer images of it than there are epochs in which it is
+asked, all answers are computed before the first epoch; the draws of a batch then say which ones it needs.
 """
 
 import dataclasses
@@ -180,6 +180,11 @@ class Teaching:
     ) -> None:  # fmt: skip
         self.config, self.parts, self.feed, self.seed, self.bf16 = config.distillation, parts, feed, seed, bf16
         self.student, self.teachers = RunTeacher(parts), dict(teachers)
+        if self.config.warmup >= config.epochs:
+            warn(
+                f"train.distillation.warmup is {self.config.warmup}, and the training has {config.epochs} epochs: no teacher will "
+                "ever be asked; lower it"
+            )
         self.digests = {path: teacher.digest() for path, teacher in teachers.items() if teacher is not None}
         for path, digest in self.digests.items():
             if saved and saved.get(f"teachers.{path}") != digest:
@@ -193,7 +198,7 @@ class Teaching:
         if saved:
             self.distillation.load_state_dict(below(saved, "distillation"))
         self.answering: dict[str, nn.Module | None] = {
-            path: self.with_cache(teacher, config.epochs) for path, teacher in self.teachers.items()
+            path: self.with_cache(teacher, config.epochs - self.config.warmup) for path, teacher in self.teachers.items()
         }
         """Who answers in a step."""
 
@@ -203,7 +208,7 @@ class Teaching:
         return self.distillation.active
 
     def with_cache(self, teacher: Teacher | None, epochs: int) -> nn.Module | None:
-        """The teacher with its answers computed ahead, where that is possible and saves some."""
+        """The teacher with its answers computed ahead, where that is possible and saves some of the passes of `epochs`."""
         images, count = self.feed.images, variants(self.feed.augmentation)
         if teacher is None or self.config.cache == "never" or count is None or count >= epochs:
             return teacher
