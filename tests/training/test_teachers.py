@@ -115,7 +115,9 @@ def test_a_warmup_that_never_ends_is_told(
 ):
     training_of(taught(small, "--train.distillation.warmup", warmup, defended="ema"), tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())
-    assert ("train.distillation.warmup is 3, and the training has 3 epochs: no teacher will ever be asked; lower it" in said) == told
+    assert (
+        "train.distillation.warmup is 3, and the training has 3 epochs: no teacher will ever be asked; lower it" in said
+    ) == told
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
