@@ -1,6 +1,6 @@
 """The teachers of a run (splitveil/distillation.py): who they are, how they are asked, and what a killed run needs to go on.
 
-    train.distillation.clean = "runs/undefended"          a finished run, as it is deployed: its channel, noise included
+    train.distillation.clean = "runs/undefended"          a finished run with its channel, noise included
     train.distillation.clean = "my_models:resnet"         a function that gives an nn.Module; its module needs --import
     train.distillation.defended = "ema"                   the running average of the student itself, through its own channel
 
@@ -125,7 +125,7 @@ def own_teacher(where: str) -> Teacher:
 
 
 def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) -> Teacher:
-    """A finished run as it is deployed."""
+    """A finished run."""
     folder, task = Path(where), splits.task
     if not folder.is_dir():
         raise UserError(f"{setting} is {where!r}, which is no folder; give that of a trained run, or pkg.module:function")
@@ -140,7 +140,8 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
         raise UserError(f"{setting}: {where} does not fit this run's {images}: {str(error).partition(';')[0]}") from error
-    parts.channel.deploy()
+    # Its channel is not deployed: keyed_noise would take a key that may be another in the process that goes on after a kill.
+    # With a generator it draws noise of the same law.
     ours, theirs = splits.summary(), run.read("splits.json")
     if other := [name for name in ours if ours[name] != theirs.get(name)]:
         warn(
@@ -182,8 +183,8 @@ class Teaching:
         self.student, self.teachers = RunTeacher(parts), dict(teachers)
         if self.config.warmup >= config.epochs:
             warn(
-                f"train.distillation.warmup is {self.config.warmup}, and the training has {config.epochs} epochs: no teacher will "
-                "ever be asked; lower it"
+                f"train.distillation.warmup is {self.config.warmup}, and the training has {config.epochs} epochs: no teacher "
+                "will ever be asked; lower it"
             )
         self.digests = {path: teacher.digest() for path, teacher in teachers.items() if teacher is not None}
         for path, digest in self.digests.items():

@@ -204,6 +204,21 @@ def test_a_teacher_that_is_a_run_answers_as_it_is_deployed(small: list[str], noi
     assert not any(p.requires_grad for each in teachers.values() if each is not None for p in each.parameters())
 
 
+def test_a_teacher_with_keyed_noise_teaches_the_same_in_every_process(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each process would draw a key of its own, and a killed run would go on with another teacher."""
+    monkeypatch.delenv("SPLITVEIL_KEY", raising=False)
+    keyed = teacher(small, tmp_path, "keyed", "--defences", "bottleneck,keyed_noise", "--defences.1.sigma=0.1")
+    config = taught(small, defended=keyed)
+    for name in ("one", "again"):
+        train_run(tmp_path / name, config)
+    assert last(tmp_path / "one") == last(tmp_path / "again")
+    (found,) = find_teachers(config, splits := build_splits(config), CPU).values()
+    assert found is not None
+    assert not same_each_time(found, torch.from_numpy(splits.task.images[:8]).float() / 255)  # its noise is drawn anew
+
+
 @pytest.mark.parametrize("config", [
     AugmentConfig(crop=1), AugmentConfig(crop=0), AugmentConfig(crop=2, flip=False), AugmentConfig(crop=0, flip=False),
     AugmentConfig(crop=1, turns=True),
