@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splitveil.registry import UserError
 from splitveil.surrogates import build
-from splitveil.surrogates.recall import FLOOR, Distances, Recall, cells, recalled, small_picture, squared_distances
+from splitveil.surrogates.recall import FLOOR, Recall, cells, recalled, small_picture
 
 IMAGE = 2, 8, 8
 SIGMA = 0.2
@@ -302,19 +302,6 @@ def test_who_has_no_company_is_counted_and_not_pulled() -> None:
     assert not pull[8:].any()
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), m=st.integers(1, 6), remembered=st.integers(0, 5), d=st.integers(1, 4))
-def test_the_gradient_of_distances_is_autograds_where_only_the_batch_moves(seed: int, m: int, remembered: int, d: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.randn(2, m + remembered, d, generator=generator, dtype=torch.float64)
-    pull = torch.randn(2, m, m + remembered, generator=generator, dtype=torch.float64)
-    pull.diagonal(dim1=1, dim2=2).zero_()  # nobody answers himself
-    own, again = (z[:, :m].clone().requires_grad_() for _ in range(2))
-    found, expected = Distances.apply(own, z), squared_distances(torch.cat([again, z[:, m:]], 1), m)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, own, pull), torch.autograd.grad(expected, again, pull))  # type: ignore[arg-type]
-
-
 def test_errors_and_pictures_by_hand() -> None:
     assert recalled(torch.tensor([1.0, 2.0, 0.0]), torch.tensor([2.0, 1.0, 0.0])).tolist() == pytest.approx([
         -np.log((1 + 2 * FLOOR) / (2 + 2 * FLOOR)), 0, 0,
@@ -390,7 +377,8 @@ def test_heads_trained_by_the_edges_descent_would_be_caught(monkeypatch: pytest.
 
     def cooperative(self: Recall, plain: Tensor, found: Tensor, memory: Any) -> Tensor:
         assert self.heads is not None
-        return self.of_classes(self.heads(memory.z, memory.company, self.hidden_by), memory)[0]
+        answers = memory.answers(self.heads(memory.z, memory.company, self.hidden_by))
+        return recalled(*self.of_classes(answers.unsqueeze(0), memory))[0, :, 0]
 
     monkeypatch.setattr(Recall, "with_heads", cooperative)
     before, after = trained(*frozen_scene("gaussian", {"heads": 2, "width": 8, "rate": 0.0})[:3], 1e-2, 40,
