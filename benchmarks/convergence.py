@@ -44,9 +44,8 @@ from splitveil.evaluation.run_attacks import victim_of
 from splitveil.evaluation.score import score
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.victim import Victim
-from splitveil.files.folder import write_atomically
 from splitveil.registry import UserError
-from splitveil.runs import Run, read_json, write_json
+from splitveil.runs import Run, read_json, write_atomically, write_json
 from splitveil.training.build import build_splits
 from splitveil.training.train_runs import train_runs
 
@@ -104,7 +103,10 @@ def gain(new: np.ndarray, old: np.ndarray) -> tuple[float, float]:
 
 
 def with_gains(found: dict[str, dict[str, Any]], errors: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """The cells of one run with what each gains."""
+    """The cells of one run with what each gains, of those with errors; what others gained over other cells is left out."""
+    for cell in found.values():
+        for told in ("gain", "se", "over_paper"):
+            cell.pop(told, None)
     for name, other in AGAINST.items():
         if name in errors and other in errors:
             found[name]["gain"], found[name]["se"] = gain(errors[name], errors[other])
@@ -142,27 +144,32 @@ def changed(words: list[str]) -> dict[str, Any]:
     return options
 
 
-def fill(out: Path, victims: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
-    """Run all cells that the file lacks, and write it after each. A victim is made when it is first needed."""
+def written(config: Any) -> dict[str, Any]:
+    """The options of a cell as the file has them."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def fill(out: Path, victims: dict[str, Any], every: dict[str, Any], only: list[str]) -> dict[str, Any]:
+    """Run those cells among `only` that the file lacks, and write it after each. A victim is made when it is first needed.
+
+    Cells of earlier calls are compared only if they have the options that they would have now.
+    """
     kept = out.with_suffix(".npz")
-    results = read_json(out) if out.exists() else {"runs": {}}
+    results: dict[str, Any] = read_json(out) if out.exists() else {"runs": {}}
     errors = dict(np.load(kept)) if kept.exists() else {}
     results |= {"torch": torch.__version__, "suite": "standard"}
     for run, victim_now in victims.items():
         found, victim = results["runs"].setdefault(run, {}), None
-        for name, config in chosen.items():
-            options = json.loads(json.dumps(asdict(config)))
-            if found.get(name, {}).get("options") == options and f"{run}/{name}" in errors:
+        for name, config in every.items():
+            if name not in only or (found.get(name, {}).get("options") == written(config) and f"{run}/{name}" in errors):
                 continue
             victim = victim or victim_now()
             results["device"] = torch.cuda.get_device_name() if victim.device.type == "cuda" else "cpu"
             found[name], errors[f"{run}/{name}"] = measured(victim, config, all_images=name == "images")
-            own = {cell: errors[f"{run}/{cell}"] for cell in found if f"{run}/{cell}" in errors}
-            with_gains(found, own)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            packed = io.BytesIO()
-            np.savez(packed, **errors)
-            write_atomically(kept, packed.getvalue())
+            now = [cell for cell in found if cell in every and found[cell]["options"] == written(every[cell])]
+            with_gains(found, {cell: errors[f"{run}/{cell}"] for cell in now if f"{run}/{cell}" in errors})
+            np.savez(stream := io.BytesIO(), **errors)
+            write_atomically(kept, stream.getvalue())
             write_json(out, results)
             print(f"{run} {name}: MSE {found[name]['mse']:.5f} in {found[name]['seconds']:.0f} s", flush=True)
     return results
@@ -205,7 +212,7 @@ def main(words: list[str] | None = None) -> None:
     if options.cifar10 is not None:
         victims |= trained(options.cifar10, options.runs, options.epochs, [name for name in options.models.split(",") if name])
     with at_most(options.minutes):
-        print(table(fill(options.out, victims, {name: every[name] for name in every if name in only})))
+        print(table(fill(options.out, victims, every, only)))
 
 
 if __name__ == "__main__":

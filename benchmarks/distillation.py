@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.finish import at_most, groups
+from benchmarks.finish import at_most, check_same, groups
 from benchmarks.levers import RECIPES, gain
 from benchmarks.matched_accuracy import STUDENT_T
 from splitveil.cli.arguments import parse
@@ -98,6 +98,8 @@ def measured(run: Run, splits: Splits, device: torch.device) -> dict[str, Any]:
 
 def measure_all(configs: list[Config], root: Path, together: int) -> dict[str, dict[str, Any]]:
     """What was measured of each run, `together` of them trained at a time; a run that has its .json is not touched again."""
+    for config in configs:
+        check_same(root / config.name, config)
     missing = [config for config in configs if not (root / f"{config.name}.json").exists()]
     for group in groups(missing, together):
         for run, splits, device in train_runs({root / config.name: config for config in group}):

@@ -7,16 +7,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from splitveil.config import Config
+from splitveil.config import Config, from_dict, to_dict
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.summary import Summary, read_summary
+from splitveil.progress import warn
+from splitveil.registry import UserError
+from splitveil.runs import Run, differences
 from splitveil.training.train_runs import train_runs
+
+ANYHOW = {"name", "device", "imports"}
+"""Settings that make no other run."""
+
+
+def check_same(folder: Path, config: Config) -> None:
+    """Refuse a folder whose run is of another training, or of other attacks, than is asked for."""
+    if not (folder / "schema.json").exists():
+        return
+    asked = from_dict(to_dict(Run.continued(folder, config)))  # as it would be read back
+    old, new = ({k: v for k, v in to_dict(c).items() if k not in ANYHOW} for c in (Run.open(folder).config, asked))
+    if changed := differences(old, new):
+        raise UserError(f"{folder} holds a run with other settings ({changed[0]}); choose another --runs, or delete it")
+
+
+def done(folder: Path, config: Config) -> bool:
+    """True if the run has its summary. Of a summary alone it is only told that it may be of other settings."""
+    check_same(folder, config)
+    if not (folder / "summary.json").exists():
+        return False
+    alone = not (folder / "schema.json").exists()
+    if alone and read_summary(folder).config_sha256 != Run(folder, from_dict(to_dict(config))).config_sha256:
+        warn(f"{folder}/summary.json says that it was made with other settings than are asked for, or by another version")
+    return True
 
 
 def finish(configs: Sequence[Config], root: Path, together: int = 1) -> list[Summary]:
     """The summaries of all runs, `together` of them trained at a time; a run that has its summary is not touched again."""
-    missing = [config for config in configs if not (root / config.name / "summary.json").exists()]
+    missing = [config for config in configs if not done(root / config.name, config)]
     for group in groups(missing, together):
         for run, splits, device in train_runs({root / config.name: config for config in group}):
             attack_run(run, splits, device)

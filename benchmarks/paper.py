@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.finish import at_most
+from benchmarks.finish import at_most, done
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.begun import begin
@@ -102,7 +102,7 @@ def config_of(row: Row, options: argparse.Namespace) -> Config:
 def finished(config: Config, root: Path, suite: str) -> tuple[Summary, Run]:
     """The run of a config, trained, attacked and evaluated as far as that is still to be done."""
     folder = root / config.name
-    if (folder / "summary.json").exists() and read_summary(folder).suite == (suite or None):
+    if done(folder, config) and read_summary(folder).suite == (suite or None):
         return read_summary(folder), Run.open(folder)
     run, splits, device = train_run(folder, config)
     if suite:

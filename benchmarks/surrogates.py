@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.finish import done
 from benchmarks.matched_accuracy import SIGMAS, interval, log_mse, noise_at
 from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
@@ -121,9 +122,9 @@ def main() -> None:
     summaries: dict[str, list[Summary]] = {}
     for name, cem, seed in jobs:
         table = table_of(name, cem, seed)
-        folder = options.runs / table["name"]
-        if not (folder / "summary.json").exists():
-            run, splits, device = train_run(folder, from_dict(table))
+        folder, config = options.runs / table["name"], from_dict(table)
+        if not done(folder, config):
+            run, splits, device = train_run(folder, config)
             attack_run(run, splits, device)
             evaluate_run(run, splits, device)
         summaries.setdefault(name, []).append(read_summary(folder))

@@ -165,7 +165,7 @@ class CEM(nn.Module):
         self.seen: Tensor | None = None  # the z of `gradient`
         self.gradient = torch.zeros(0)  # coef * g_C
         self.last: SurrogateOutput | None = None
-        """What the surrogate said about the latest batch; None before the first active step."""
+        """What the surrogate said about the latest batch; None before the first active step, and where the edge is frozen."""
         self.register_buffer("coef", torch.zeros(()))
         self.register_buffer("multiplier", torch.ones(()))  # on strength; moves only with target_bits
         if self.config.target_bits is not None:
@@ -220,6 +220,7 @@ class CEM(nn.Module):
         if not z.requires_grad:  # a frozen edge: there is nobody to tell
             self.steps += 1
             self.inactive += 1
+            self.last = None  # what an earlier batch had is no news of this one
             loss.backward()
             return
         if self.seen is not z:

@@ -70,7 +70,8 @@ class TrainConfig:
     edge_weight_decay: float | None = option(None, at_least=0)
     """Weight decay of the edge's own weights; default is that of all others."""
     muon: float = option(0.0, at_least=0)
-    """Rate of Muon, which then trains the matrices of edge and cloud in SGD's place; 0.02 is usual, 0 leaves them to SGD."""
+    """Rate of Muon, which then trains the matrices of edge and cloud in SGD's place, with momentum 0.95 and weight decay 0.01 of
+    its own; 0.02 is usual, 0 leaves them to SGD."""
     ema: float | None = option(None, above=0, below=1, remedy="0.99 to 0.999 are usual")
     """Share of the running average of the weights that stays in a step. With it the average is validated, saved, attacked and
     served; the weights that are trained are in the state only."""

@@ -128,8 +128,10 @@ def statistics_follow(norms: list[_BatchNorm], rate: float) -> Iterator[None]:
         (x,) = inputs
         over = [0, *range(2, x.dim())]
         assert isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.running_var is not None
-        norm.running_mean.lerp_(x.mean(over), rate)
-        norm.running_var.lerp_(x.var(over), rate)
+        # In new tensors: where a norm is used twice, backward still wants those of the first time.
+        norm.running_mean = norm.running_mean.lerp(x.mean(over), rate)
+        if x.numel() > x.shape[1]:  # one number of each channel has no variance
+            norm.running_var = norm.running_var.lerp(x.var(over), rate)
 
     hooks = [norm.register_forward_pre_hook(follow) for norm in norms] if rate else []
     try:

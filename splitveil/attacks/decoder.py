@@ -52,7 +52,7 @@ from splitveil.attacks.shared.inverse_network import CHUNK, Inverse, InverseAtta
 from splitveil.attacks.shared.prototypes import find_prototypes
 from splitveil.attacks.threat import Access
 from splitveil.compute.compile import compiler_settings
-from splitveil.compute.muon import matrices_of
+from splitveil.compute.muon import SHORTEST, matrices_of
 from splitveil.data.augment import AugmentConfig
 from splitveil.data.loader import DeviceImages, Feed, batch_size
 from splitveil.defences import AttackHints
@@ -60,6 +60,7 @@ from splitveil.metrics.image import ssim
 from splitveil.models.decoder import res_decoder
 from splitveil.models.unet_decoder import UNetDecoder
 from splitveil.options import option
+from splitveil.progress import warn_once
 from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 
@@ -72,7 +73,7 @@ class Config(InverseConfig):
     lr: float = option(1e-3, above=0)
     """Adam's learning rate at the start (the paper says 5e-3, its code 1e-3)."""
     weight_decay: float = option(1e-4, at_least=0)
-    """Weight decay of Adam, on all weights."""
+    """Weight decay of Adam, on all weights that it trains."""
     loss: Literal["mse", "perceptual"] = "mse"
     """What the network minimises: squared error, or absolute error and 1 - SSIM."""
     proxy: bool = False
@@ -92,7 +93,8 @@ class Config(InverseConfig):
     compile: bool = False
     """Fuse the network's kernels by torch.compile on a GPU: compiling takes a while, each step less."""
     muon: float = option(0.0, at_least=0)
-    """Rate of Muon, which then trains the network's matrices in Adam's place; 0.02 is usual, 0 leaves them to Adam."""
+    """Rate of Muon, which then trains the network's matrices in Adam's place, with a weight decay of its own (0.01); 0.02 is
+    usual, 0 leaves them to Adam."""
     added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile", "muon"})
 
 
@@ -106,8 +108,13 @@ def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
 def learner_of(net: nn.Module, config: Config, epochs: int) -> Learner:
     """What trains a network. A U-Net: AdamW, gradients clipped to norm 1, a rate that rises over the first twentieth."""
     warm = {"decoupled": True, "clip": 1.0, "warm": WARM if epochs * WARM >= 1 else 0.0} if config.net == "unet" else {}
-    matrices = {"matrices": matrices_of(net), "matrix_lr": config.muon} if config.muon else {}
-    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, **matrices)
+    matrices = matrices_of(net) if config.muon else []
+    if config.muon and not matrices:
+        warn_once(
+            f"decoder: muon is {config.muon}, but no matrix of this network has two sides of {SHORTEST} or more: Adam trains all "
+            "of it; raise width, or leave muon out"
+        )
+    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, matrices=matrices, matrix_lr=config.muon)
 
 
 def doubling(half: float, full: float) -> dict[str, float]:

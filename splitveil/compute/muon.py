@@ -25,9 +25,13 @@ STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
 
 
 def matrices_of(net: nn.Module) -> list[Tensor]:
-    """Weights of the network's linear layers and convolutions whose matrix has no short side."""
+    """Weights of the network's linear layers and convolutions whose matrix has no short side, each once.
+
+    Only parameters: the weight of a layer under spectral_norm, say, is made anew from others in each step.
+    """
     layers = (layer for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
-    return [layer.weight for layer in layers if min(layer.weight.flatten(1).shape) >= SHORTEST]
+    weights = {id(layer.weight): layer.weight for layer in layers if isinstance(layer.weight, nn.Parameter)}
+    return [weight for weight in weights.values() if min(weight.flatten(1).shape) >= SHORTEST]
 
 
 def orthogonal(u: Tensor) -> Tensor:
@@ -57,14 +61,22 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            weights, lr, keep = group["params"], group["lr"], group["momentum"]
-            gradient = torch.stack([weight.grad.flatten(1) for weight in weights])  # [k, r, c]
-            state = self.state[weights[0]]
-            if "momentum" not in state:
-                state["momentum"] = torch.zeros_like(gradient)
-            mean = state["momentum"]
-            mean.lerp_(gradient, 1 - keep)
-            update = orthogonal(gradient.lerp(mean, keep))
+            lr, keep = group["lr"], group["momentum"]
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            gradients = [weight.grad for weight in weights]
+            means = [self.momentum(weight) for weight in weights]
+            torch._foreach_lerp_(means, gradients, 1 - keep)
+            looked_ahead = torch._foreach_lerp(gradients, means, keep)
+            update = orthogonal(torch.stack([each.flatten(1) for each in looked_ahead]))  # [k, r, c]
             update *= lr * max(1.0, update.shape[1] / update.shape[2]) ** 0.5
             torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
             torch._foreach_sub_(weights, [each.view_as(weight) for each, weight in zip(update, weights)])
+
+    def momentum(self, weight: Tensor) -> Tensor:
+        """The running mean of its gradients, as it is laid out."""
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        return state["momentum"]

@@ -1,8 +1,8 @@
 """The optimiser of edge and cloud: SGD for all parameters, or Muon for the inner matrices and SGD for the rest.
 
 Muon moves a matrix equally far in all directions, those in which the gradient is small and those in which it is large
-(`splitveil.compute.muon`). So it needs fewer epochs than SGD. The last linear layer, whose rows are the classes,
-stays with SGD, as do biases, gains, parameters of defences and matrices with a short side (the bottleneck at the cut).
+(`splitveil.compute.muon`). So it needs fewer epochs than SGD. The last layer, whose rows are the classes, stays with
+SGD, as do biases, gains, parameters of defences and matrices with a short side (the bottleneck at the cut).
 """
 
 from typing import Any
@@ -20,10 +20,16 @@ from splitveil.training.checkpoint import below, restore_optimizer
 
 def inner_matrices(parts: Parts) -> list[Tensor]:
     """Matrices of edge and cloud that Muon may train."""
-    layers = [layer for layer in parts.model.cloud.modules() if isinstance(layer, nn.Linear)]
+    both = nn.ModuleList([parts.model.edge, parts.model.cloud])
+    layers = [layer for layer in both.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     heads = {id(layer.weight) for layer in layers[-1:]}
-    matrices = matrices_of(parts.model.edge) + matrices_of(parts.model.cloud)
-    return [matrix for matrix in matrices if matrix.requires_grad and id(matrix) not in heads]
+    return [matrix for matrix in matrices_of(both) if id(matrix) not in heads]
+
+
+def check_muon(parts: Parts, config: TrainConfig) -> None:
+    """Refuse Muon where nothing is for it; to be asked before a training begins."""
+    if config.muon and not inner_matrices(parts):
+        raise UserError(f"train.muon is {config.muon}, but no matrix here has two sides of {SHORTEST} or more; leave it out")
 
 
 class TaskOptimizer:
@@ -31,9 +37,8 @@ class TaskOptimizer:
 
     def __init__(self, parts: Parts, config: TrainConfig) -> None:
         device = next(parts.model.parameters()).device
-        matrices = inner_matrices(parts) if config.muon else []
-        if config.muon and not matrices:
-            raise UserError(f"train.muon is {config.muon}, but no matrix here has two sides of {SHORTEST} or more; leave it out")
+        # None may be left when a defence has frozen or cut them late in a training.
+        matrices = [matrix for matrix in inner_matrices(parts) if matrix.requires_grad] if config.muon else []
         taken = {id(matrix) for matrix in matrices}
         self.parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
         by_sgd = [p for p in self.parameters if id(p) not in taken]

@@ -1,14 +1,15 @@
 """The teachers of a run (splitveil/distillation.py): who they are, how they are asked, and what a killed run needs to go on.
 
-    train.distillation.clean = "runs/undefended"          a finished run, as it is deployed: its channel, noise included
+    train.distillation.clean = "runs/undefended"          a finished run with its channel, noise included
     train.distillation.clean = "my_models:resnet"         a function that gives an nn.Module; its module needs --import
     train.distillation.defended = "ema"                   the running average of the student itself, through its own channel
 
 A teacher's noise is drawn anew at each step. This is right, because KL is linear in the teacher's answer p, but for a term that
 does not depend on the student. So the student's gradient is, on average, that for the answer averaged over the noise.
 
-If a teacher always gives the same answer to an image, and augmentation makes fewer variants of an image than there are epochs,
-all answers are computed before the first epoch. The random numbers of a batch then say which of them it needs.
+If a teacher always gives the same answer to an image, and augmentation makes fewer variants of an image than there are epochs in
+which the teacher is asked, all answers are computed before the first epoch. The random numbers of a batch then say which of
+them it needs.
 """
 
 import dataclasses
@@ -125,7 +126,7 @@ def own_teacher(where: str) -> Teacher:
 
 
 def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) -> Teacher:
-    """A finished run as it is deployed."""
+    """A finished run."""
     folder, task = Path(where), splits.task
     if not folder.is_dir():
         raise UserError(f"{setting} is {where!r}, which is no folder; give that of a trained run, or pkg.module:function")
@@ -140,7 +141,8 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
         raise UserError(f"{setting}: {where} does not fit this run's {images}: {str(error).partition(';')[0]}") from error
-    parts.channel.deploy()
+    # Its channel is not deployed: keyed_noise would take a key that may be another in the process that goes on after a kill.
+    # With a generator it draws noise of the same law.
     ours, theirs = splits.summary(), run.read("splits.json")
     if other := [name for name in ours if ours[name] != theirs.get(name)]:
         warn(
@@ -180,6 +182,11 @@ class Teaching:
     ) -> None:  # fmt: skip
         self.config, self.parts, self.feed, self.seed, self.bf16 = config.distillation, parts, feed, seed, bf16
         self.student, self.teachers = RunTeacher(parts), dict(teachers)
+        if self.config.warmup >= config.epochs:
+            warn(
+                f"train.distillation.warmup is {self.config.warmup}, and the training has {config.epochs} epochs: no teacher "
+                "will ever be asked; lower it"
+            )
         self.digests = {path: teacher.digest() for path, teacher in teachers.items() if teacher is not None}
         for path, digest in self.digests.items():
             if saved and saved.get(f"teachers.{path}") != digest:
@@ -193,7 +200,7 @@ class Teaching:
         if saved:
             self.distillation.load_state_dict(below(saved, "distillation"))
         self.answering: dict[str, nn.Module | None] = {
-            path: self.with_cache(teacher, config.epochs) for path, teacher in self.teachers.items()
+            path: self.with_cache(teacher, config.epochs - self.config.warmup) for path, teacher in self.teachers.items()
         }
         """Who answers in a step."""
 
@@ -203,7 +210,7 @@ class Teaching:
         return self.distillation.active
 
     def with_cache(self, teacher: Teacher | None, epochs: int) -> nn.Module | None:
-        """The teacher with its answers computed ahead, where that is possible and saves some."""
+        """The teacher with its answers computed ahead, where that is possible and saves some of the passes of `epochs`."""
         images, count = self.feed.images, variants(self.feed.augmentation)
         if teacher is None or self.config.cache == "never" or count is None or count >= epochs:
             return teacher

@@ -18,6 +18,7 @@ from splitveil.runs import Run, locked
 from splitveil.training.build import build_parts, build_splits
 from splitveil.training.checkpoint import mend_weights
 from splitveil.training.loop import Training, check_batch, train
+from splitveil.training.optimizer import check_muon
 from splitveil.training.teachers import find_teachers
 
 
@@ -42,7 +43,9 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
             # Before the folder is made: a setting that is refused must not leave one behind.
             taught = config.train.distillation.teachers and not finished(folder)
             teachers = find_teachers(config, splits, device, world) if taught else {}
-            built.append((splits, build_parts(config, splits.task, device), teachers))
+            parts = build_parts(config, splits.task, device)
+            check_muon(parts, config.train)
+            built.append((splits, parts, teachers))
         runs, trainings = [], []
         for (folder, config), (splits, parts, teachers) in zip(configs.items(), built):
             if rank == 0:

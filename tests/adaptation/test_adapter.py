@@ -284,3 +284,25 @@ def test_no_image_is_an_argument_of_anything_that_runs_in_the_cloud() -> None:
                 assert not names & words, f"{file.name}: {getattr(node, 'name', 'a lambda')} takes {names & words}"
     assert list(inspect.signature(Adapter.observe).parameters) == ["self", "z"]
     assert [name for name, _ in Adapted(nn.Identity(), SHAPE).named_buffers()] == ["device_gain", "device_shift"]
+
+
+def test_steps_of_a_single_z_leave_finite_statistics_and_are_no_reason_to_return_to_the_start() -> None:
+    """One number has a mean and no variance: only the mean follows."""
+    cloud = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)).eval()
+    z = torch.randn(64, *SHAPE, generator=torch.Generator().manual_seed(0))
+    adapter = Adapter(cloud, z, AdapterConfig(batch=1, replayed=0, keep=1.0, collapse=0.0))
+    for one in z[:8].split(1):
+        adapter.observe(one)
+    norm = adapter.model.followers()[0]
+    assert adapter.steps > 0 and adapter.resets == 0
+    assert norm.running_mean is not None and norm.running_mean.abs().max() > 0
+    assert norm.running_var is not None and torch.equal(norm.running_var, torch.ones(8))
+
+
+def test_a_norm_that_a_cloud_uses_twice_can_learn_by_descent() -> None:
+    norm = nn.BatchNorm2d(SHAPE[0])
+    cloud = nn.Sequential(norm, nn.ReLU(), norm, nn.Flatten(), nn.Linear(64, CLASSES)).eval()
+    z = torch.randn(64, *SHAPE, generator=torch.Generator().manual_seed(0))
+    adapter = Adapter(cloud, z, AdapterConfig(batch=8, keep=1.0, descent=True))
+    stream(adapter, z)
+    assert adapter.steps > 0 and adapter.model.gain.ne(1).any()

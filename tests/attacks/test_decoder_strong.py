@@ -10,7 +10,7 @@ import torch
 from cropped import CPU, Unrelated, attacked, crops
 from torch import nn
 
-from splitveil import attacks, defences
+from splitveil import attacks, defences, progress
 from splitveil.attacks.decoder import Config, Decoder, doubling, learner_of
 from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.threat import Observation, grant
@@ -20,6 +20,7 @@ from splitveil.data.loader import DeviceImages
 from splitveil.evaluation.score import observe
 from splitveil.evaluation.suites import suite
 from splitveil.metrics.image import mse, psnr
+from splitveil.models.decoder import res_decoder
 from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
@@ -170,3 +171,15 @@ def test_on_a_gpu_compiled_kernels_learn_as_plain_ones_do() -> None:
         assert min(attack.held_out_) < attack.held_out_[0]
         least[compiled] = min(attack.held_out_)
     assert least[True] == pytest.approx(least[False], rel=0.1)
+
+
+@pytest.mark.parametrize(("width", "told"), [(8, True), (16, False)])
+def test_that_a_network_is_too_narrow_for_muon_is_told(
+    width: int, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_told", set())
+    net, config = res_decoder((4, 8, 8), (1, 16, 16), blocks=1, width=width), Config(width=width, muon=0.02)
+    learner = learner_of(net, config, epochs=2)
+    assert (learner.muon is None) == told
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("muon is 0.02, but no matrix of this network has two sides of 16 or more: Adam trains all of it" in said) == told

@@ -1,6 +1,8 @@
 """The table of convergence: a cell is the suite's decoder with one change, the file resumes, gains are told the right way."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +48,46 @@ def test_a_table_is_made_of_a_run_and_the_same_command_does_nothing_twice(
     assert found["images"]["gain"] == pytest.approx(1 - found["images"]["mse"] / found["base"]["mse"])
     assert f"{1e3 * found['base']['mse']:.3f}" in capsys.readouterr().out
     assert "converged (" in verdict(found)
+
+
+def test_a_cell_is_never_compared_with_a_base_of_other_options(small: list[str], tmp_path: Path) -> None:
+    train_run(tmp_path / "run", parse([*small, "--train.epochs", "1"]))
+    out = tmp_path / "table.json"
+    words = [str(tmp_path / "run"), "--out", str(out), *TINY]
+    main([*words, "--only", "base,epochs"])
+    main([*words, "--set", "lr=0.01", "--only", "base"])
+    (found,) = read_json(out)["runs"].values()
+    assert found["base"]["options"]["lr"] == 0.01 != found["epochs"]["options"]["lr"]
+    assert "gain" not in found["epochs"]
+    main([*words, "--set", "lr=0.01", "--only", "base,epochs"])
+    (found,) = read_json(out)["runs"].values()
+    assert found["epochs"]["gain"] == pytest.approx(1 - found["epochs"]["mse"] / found["base"]["mse"])
+
+
+def test_a_kill_while_errors_are_written_leaves_those_of_the_cells_before(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_run(tmp_path / "run", parse([*small, "--train.epochs", "1"]))
+    out = tmp_path / "table.json"
+    words = [str(tmp_path / "run"), "--out", str(out), *TINY]
+    main([*words, "--only", "base"])
+    savez = np.savez
+
+    def killed(file: Any, **arrays: Any) -> None:
+        savez(file, **arrays)
+        with file.open("r+b") if isinstance(file, Path) else nullcontext(file) as stream:
+            stream.truncate(100)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", killed)
+        with pytest.raises(KeyboardInterrupt):
+            main([*words, "--only", "base,epochs"])
+    fits: list[int] = []
+    fit = decoder.Decoder.fit
+    monkeypatch.setattr(decoder.Decoder, "fit", lambda self, access: fits.append(self.config.epochs) or fit(self, access))
+    main([*words, "--only", "base,epochs"])
+    assert fits == [2]  # base, of one epoch, is there
 
 
 def test_it_has_converged_only_if_no_doubling_gains_two_percent() -> None:

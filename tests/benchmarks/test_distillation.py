@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.distillation import ROWS, STRENGTHS, TEACHERS, config_of, gains, markdown
+from benchmarks.distillation import ROWS, STRENGTHS, TEACHERS, config_of, gains, markdown, measure_all
+from splitveil.cli.arguments import parse
+from splitveil.registry import UserError
 
 
 def measured(mse: float, accuracy: float, ssim: float) -> dict[str, Any]:
@@ -61,3 +63,15 @@ def test_every_cell_has_a_config_with_teachers_of_its_own_seed(data: str) -> Non
         )
     teachers = [config_of(name, flags, 7, options) for name, flags in TEACHERS.items()]
     assert all((each.data, each.splits, each.seed) == (off.data, off.splits, off.seed) for each in teachers)
+
+
+@pytest.mark.parametrize("other", ["--attacks.1.width 6", "--train.epochs 2"])
+def test_what_was_measured_with_other_settings_is_not_taken_for_what_is_asked_for(
+    other: str, small: list[str], tmp_path: Path
+) -> None:
+    attacks = ["--attacks", "ridge,decoder", "--attacks.1.epochs", "1", "--attacks.1.blocks", "1", "--attacks.1.width", "4"]
+    flags = [*small, "--train.epochs", "1", "--name", "off-0.4-0", *attacks]
+    first = measure_all([parse(flags)], tmp_path, 2)
+    assert measure_all([parse(flags)], tmp_path, 2) == first
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        measure_all([parse([*flags, *other.split()])], tmp_path, 2)

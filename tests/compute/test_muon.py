@@ -75,6 +75,35 @@ def test_short_matrices_biases_and_gains_are_left_out() -> None:
     assert [weight.shape for weight in matrices_of(net)] == [(16, 3, 3, 3), (16, 16, 1, 1)]
 
 
+def test_a_matrix_that_two_layers_share_is_one_matrix() -> None:
+    net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    net[1].weight = net[0].weight
+    assert [id(weight) for weight in matrices_of(net)] == [id(net[0].weight)]
+
+
+def test_a_weight_that_is_made_of_others_is_left_out() -> None:
+    """It is no parameter, and what it is made of has no gradient of this shape."""
+    net = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)),
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 16, 1)),
+        nn.Linear(16, 20),
+    )
+    assert [id(weight) for weight in matrices_of(net)] == [id(net[2].weight)]
+
+
+def test_a_matrix_without_a_gradient_stays_as_it_is_and_the_others_of_its_shape_go_on() -> None:
+    start, gradient = torch.randn(2, 16, 20), torch.randn(16, 20)
+    weights = [nn.Parameter(each.clone()) for each in start]
+    alone = nn.Parameter(start[1].clone())
+    optimizers = Muon(weights, 0.02), Muon([alone], 0.02)
+    for _ in range(3):
+        weights[1].grad, alone.grad = gradient.clone(), gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(weights[0], start[0])
+    torch.testing.assert_close(weights[1], alone)
+
+
 @pytest.mark.parametrize("like", [torch.float32, torch.bfloat16])
 def test_updates_keep_the_type_of_the_weights(like: torch.dtype) -> None:
     weight = nn.Parameter(torch.randn(16, 16).to(like))

@@ -90,6 +90,21 @@ def test_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
         assert outcome(tmp_path / str(step)) == outcome(tmp_path / "whole")
 
 
+def test_after_an_edge_is_frozen_nothing_is_logged_that_was_not_measured_whether_the_run_is_stopped_or_not(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flags = ["--defences", "bottleneck,gaussian,shredder", "--defences.2.freeze-after", "1", "--cem.warmup", "0"]
+    config = parse([*small, *flags, "--train.checkpoint-every", "1"])
+    train_run(tmp_path / "whole", config)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 12)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(tmp_path / "stopped", config)
+    train_run(tmp_path / "stopped", config)
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+    assert ["cem_loss" in line for line in Run.open(tmp_path / "whole").metrics()] == [True, False, False]
+
+
 def test_a_run_from_before_an_options_present_default_goes_on_as_it_was_begun(small: list[str], tmp_path: Path):
     folder, older = tmp_path / "run", ["--cem.surrogate.offset-scale", "fixed", "--cem.surrogate.bank", "0"]
     train_run(folder, parse([*small, *older, "--train.epochs", "3"]))

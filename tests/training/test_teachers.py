@@ -109,6 +109,17 @@ def test_a_warmup_that_never_ends_gives_the_weights_of_a_run_without_teachers(sm
     assert last(tmp_path / "taught") != last(tmp_path / "waiting")
 
 
+@pytest.mark.parametrize(("warmup", "told"), [("2", False), ("3", True)])
+def test_a_warmup_that_never_ends_is_told(
+    warmup: str, told: bool, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    training_of(taught(small, "--train.distillation.warmup", warmup, defended="ema"), tmp_path / "run")
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "train.distillation.warmup is 3, and the training has 3 epochs: no teacher will ever be asked; lower it" in said
+    ) == told
+
+
 def weights(folder: Path) -> dict[str, Tensor]:
     return Run.open(folder).load_weights()
 
@@ -193,6 +204,21 @@ def test_a_teacher_that_is_a_run_answers_as_it_is_deployed(small: list[str], noi
     assert not any(p.requires_grad for each in teachers.values() if each is not None for p in each.parameters())
 
 
+def test_a_teacher_with_keyed_noise_teaches_the_same_in_every_process(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each process would draw a key of its own, and a killed run would go on with another teacher."""
+    monkeypatch.delenv("SPLITVEIL_KEY", raising=False)
+    keyed = teacher(small, tmp_path, "keyed", "--defences", "bottleneck,keyed_noise", "--defences.1.sigma=0.1")
+    config = taught(small, defended=keyed)
+    for name in ("one", "again"):
+        train_run(tmp_path / name, config)
+    assert last(tmp_path / "one") == last(tmp_path / "again")
+    (found,) = find_teachers(config, splits := build_splits(config), CPU).values()
+    assert found is not None
+    assert not same_each_time(found, torch.from_numpy(splits.task.images[:8]).float() / 255)  # its noise is drawn anew
+
+
 @pytest.mark.parametrize("config", [
     AugmentConfig(crop=1), AugmentConfig(crop=0), AugmentConfig(crop=2, flip=False), AugmentConfig(crop=0, flip=False),
     AugmentConfig(crop=1, turns=True),
@@ -232,6 +258,7 @@ def test_answers_computed_ahead_are_those_that_a_step_would_ask_for(
 @pytest.mark.parametrize(("flags", "who"), [
     ("", "undefended"),  # 50 variants for three epochs
     ("--train.augment.crop 0 --train.distillation.cache never", "undefended"),
+    ("--train.augment.crop 0 --train.distillation.warmup 1", "undefended"),  # 2 variants for the two epochs that are left
     ("--train.augment.crop 0", "noisy"),
 ])  # fmt: skip
 def test_nothing_is_computed_ahead_where_it_saves_nothing_or_answers_differ(

@@ -41,7 +41,7 @@ def together(z: Tensor, y: Tensor, classes: int, bank: Bank) -> Together:
         mean = (member.T @ z + (weight @ kept).squeeze(1)) / total.clamp_min(1).unsqueeze(1)
         beside = (weight @ (kept - mean.unsqueeze(1)).square_()).squeeze(1)  # sums of squares
     # 2 (z - mean) / count is the gradient with the factor, as the deviations of all samples sum to 0.
-    spread: Tensor = Spread.apply(z, member, mean)  # type: ignore[assignment]
+    spread: Tensor = Spread.apply(z, member, mean, count.clamp_min(1).unsqueeze(1))  # type: ignore[assignment]
     whole = torch.addcmul(beside, count.unsqueeze(1), spread.detach()) / total.clamp_min(1).unsqueeze(1)
     return Together(spread + (whole - spread.detach()), label, count, total)
 

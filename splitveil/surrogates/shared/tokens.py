@@ -27,7 +27,7 @@ from splitveil.surrogates.shared.groups import Groups
 WIDTH = 16
 """Width in which tokens compare themselves."""
 LOOKED_AT = 2**20
-"""Tokens that a refresh looks at; of more, those of every second image are used, or of every third, and so on."""
+"""Tokens that a refresh looks at; of more, those of every second image of a class are used, or of every third, and so on."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,12 @@ def tokens_of(groups: Groups, cut: Cut) -> Groups:
 
 
 def tokens_of_all(features: Tensor, labels: Tensor, classes: int, cut: Cut) -> tuple[Tensor, Tensor]:
-    """The tokens of a training set [n, d] with their labels; of LOOKED_AT tokens at most."""
+    """The tokens of a training set [n, d] with their labels; of LOOKED_AT tokens at most, or so."""
     every = 1 + len(features) * cut.cells // LOOKED_AT
-    features, labels = features[::every], labels[::every]
+    if every > 1:
+        earlier = members(labels, classes, torch.int64).cumsum(0).gather(1, labels.unsqueeze(1)).squeeze(1) - 1
+        kept = earlier % every == 0
+        features, labels = features[kept], labels[kept]
     member = members(labels, classes, features.dtype)
     e = features - (member.T @ features / sizes(member)).index_select(0, labels)
     return in_cells(e, cut).flatten(3).flatten(0, 2), labels.repeat_interleave(cut.cells)

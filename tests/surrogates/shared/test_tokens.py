@@ -80,6 +80,14 @@ def test_a_refresh_looks_at_a_share_of_many_images(monkeypatch: pytest.MonkeyPat
     assert len(tokens_of_all(z.flatten(1), y, 3, cut)[0]) <= 80
 
 
+def test_of_a_large_training_set_every_class_is_looked_at_whatever_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "LOOKED_AT", 100)
+    z, y = features(0, 40, (2, 2, 2))[0], torch.arange(40) % 2  # of every second image all are of one class
+    rows, labels = tokens_of_all(z.flatten(1), y, 2, Cut((2, 2, 2), 2, 2))
+    assert labels.bincount(minlength=2).tolist() == [40, 40]
+    assert rows[labels == 1].view(-1, 4, 2).mean(0).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("attention", [None, "softmax", "linear"])
 def test_a_gate_sees_tokens_whatever_the_scale_of_z_and_knows_nothing_of_empty_places(attention) -> None:
     torch.manual_seed(0)
