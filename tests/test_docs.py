@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,7 @@ from splitveil.registry import ATTACKS, SURROGATES
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "surrogates"
+EVERY_PAGE = sorted(page for where in ("*", "benchmarks/*", "docs/**/*", "recipes/*") for page in ROOT.glob(f"{where}.md"))
 COMPARISON, COST = PAGES / "comparison.md", PAGES / "cost.md"
 
 
@@ -76,21 +78,18 @@ def test_the_costs_are_those_measured(device: str) -> None:
     assert costs(measured["rows"], measured["images"]) in COST.read_text()
 
 
-@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
-def test_what_a_page_links_to_is_there_and_what_it_tells_to_type_is_understood(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_tells_to_type_is_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = page.read_text()
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        assert (page.parent / target).exists(), target
-    lines = re.findall(r"^    splitveil (.*)$", text, re.MULTILINE)
-    assert lines
-    for line in lines:
-        command, *arguments = line.split()
+    lines = re.findall(r"^    splitveil (?!: )(\w+)(.*?)(?:  .*)?$", text, re.MULTILINE)  # what follows two spaces explains
+    assert lines or page.parent != PAGES, "a page of a surrogate shows how to use it"
+    for command, rest in lines:
         assert command in COMMANDS
-        if command in ("run", "train"):
-            parse(arguments)
+        if command in ("run", "train") and "--import" not in rest:  # what it imports is the reader's
+            parse(shlex.split(re.sub(r" --suite \w+", "", rest)))
+    for name in re.findall(r"python -m benchmarks\.(\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.py").exists() or name == "NAME", name
 
 
 def test_pictures_are_small() -> None:
@@ -154,3 +153,14 @@ def test_the_page_of_the_api_is_what_the_docstrings_say() -> None:
     assert (ROOT / "docs" / "api.md").read_text(encoding="utf-8") == page, "run `python docs/make_api.py`"
     for name in splitveil.__all__:
         assert re.search(rf"^### splitveil\.{name}(\.build)?$", page, re.MULTILINE), name
+
+
+def test_the_index_of_benchmarks_has_every_program_and_every_file_of_results() -> None:
+    index = (ROOT / "benchmarks" / "README.md").read_text()
+    programs = [file.name for file in (ROOT / "benchmarks").glob("*.py") if "__main__" in file.read_text()]
+    for name in [*programs, "bench/", "cpu_matrix.sh"]:
+        assert re.search(rf"^\| \[[\w./]+\]\({re.escape(name).removesuffix('/')}\) \| \S", index, re.MULTILINE), name
+    for file in (ROOT / "benchmarks" / "measured").glob("*.json"):
+        assert f"](measured/{file.name})" in index, file.name
+    for file in (ROOT / "results").glob("*.json"):
+        assert f"](../results/{file.name})" in index, file.name
