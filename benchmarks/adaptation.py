@@ -1,4 +1,4 @@
-"""What adaptation from z alone brings under corruption, what of it remains with 40 % of z kept, and what poison does to it.
+"""What adaptation from z alone gains on corrupted images, how much of that remains if 40 % of z are kept, and what poisoned z do.
 
     python -m benchmarks.adaptation --cifar10 DIR --only train --seeds 0           # ten epochs on 40,000 images; resumable
     python -m benchmarks.adaptation --cifar10 DIR                                  # streams, poison, attacks; then the table
@@ -15,8 +15,8 @@ corruption at one level in a random order, 50 at a time; each is answered before
     kept descent   the same from 40 %
     message        as kept descent; after half of the stream the affine at the cut moves to the device, as far as its guard allows
 
-Every line of the file is one stream, written as it ends. `--own` takes the attacker's images in the place of the test images: the
-share of statistics was chosen there, on seed 0.
+Every line of the file is one stream, and is written when the stream ends. `--own` takes the attacker's images in the place of the
+test images; the option `statistics` was chosen on those, on seed 0.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python -m benchmarks.attention_overhead --compile     # the surrogate compiled, as train.compile does it
     python -m benchmarks.attention_overhead --device cuda # captured, as `train` does it there
 
-Steps in turns (see bench/timing.py), on a CPU by processor time, so that other programs do not count; median and quartiles of the
-ratios over the rounds. Bundled network `small`, batch 128, ten classes.
+The steps are measured in turns (see bench/timing.py). On a CPU, processor time is counted, so that other programs do not matter.
+Printed are median and quartiles of the ratios over the rounds. Bundled network `small`, batch 128, ten classes.
 """
 
 import argparse

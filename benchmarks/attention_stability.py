@@ -3,7 +3,8 @@
     python -m benchmarks.attention_stability              # 100 runs of 250 steps, one after the other; resumable
 
 The bundled images, an edge and a cloud of two linear layers each (z has 64 numbers), noise of 0.3, batch 64, SGD at 0.05; CEM
-acts from the first step on. `cem.lr`, the rate of the attention's own Adam (1e-3), is multiplied. What is counted, of 5 seeds:
+acts from the first step on. `cem.lr`, the learning rate of the attention's own Adam (1e-3), is multiplied by 1, 3 and 10. The
+first four columns count runs, of 5 seeds; the others are means:
 
     nan       CEM skipped a step, or the task's loss is not finite
     tripped   the alarm of the monitor went on
@@ -13,8 +14,8 @@ acts from the first step on. `cem.lr`, the rate of the attention's own Adam (1e-
     spread    variance of z within its class over that of the noise, at the end
     attack    MSE of a linear attack (ridge) on what is sent over the pixels' variance: fitted on 4,000 images, on 2,000 others
 
-`uniform` and `rate` have no attention and stand there for comparison, at one rate. "cooperative" is the gate as first proposed,
-on z itself: it cheats. A run that is in the file is not made again.
+`uniform` and `rate` have no attention; they are there for comparison, at one rate. "cooperative" is the gate as first proposed,
+on z itself, which cheats. A run that is in the file is not made again.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""How much memory an audit of more images than memory takes.
+"""How much memory an audit takes if its images do not fit into memory.
 
     python -m benchmarks.audit_memory                 50,000 labelled images of 3 x 224 x 224 for the attacker, 2,000 private ones
     python -m benchmarks.audit_memory --images 2000
 
-It runs every attack of `quick` but that on finite codes, over a channel with noise, so that none is skipped. They are shorter
-than the suite's: their time grows with epochs, passes and a decoder's images, their memory does not.
+It runs every attack of `quick`, except the one on finite codes, over a channel with noise, so that none is skipped. The attacks
+are shorter than those of the suite. That changes their time, which grows with epochs, passes and a decoder's images, but not
+their memory.
 
 The kernel is told to refuse more than 2 GiB of memory that is not mapped from a file (RLIMIT_DATA), so it ends in an error if the
 audit needs more. Images are made one after another by a Dataset, as a user's would read files. They lie in the temporary folder

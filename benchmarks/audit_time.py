@@ -1,10 +1,10 @@
-"""Does an audit take longer than the long way round, by the commands of a run? The quick suite on a run of the demo, in turns.
+"""Does an audit take longer than the commands of a run do? Measured on a run of the demo with the suite `quick`, in turns.
 
     splitveil demo && python -m benchmarks.audit_time runs/demo/gaussian
 
-The long way is `splitveil attack RUN --suite quick` and `splitveil evaluate RUN` without its start; the audit is
+The commands are `splitveil attack RUN --suite quick` and `splitveil evaluate RUN`, without their start. The audit is
 `splitveil.audit` of the same edge, cloud and channel with the same images. Each trains its judge and looks for near-duplicates
-itself. Times are those of the processor, of all threads together: they bear other programs on the machine.
+itself. Times are processor time of all threads together, so other programs on the machine do not disturb them.
 """
 
 import argparse

@@ -4,10 +4,13 @@
     python -m benchmarks.auto_clusters --only images            # 24 runs on the bundled images; resumable, 25 minutes of one core
     python -m benchmarks.auto_clusters --only images --strengths 1 --epochs 8
 
-number      mixtures of K Gaussians, means of standard deviation 1 a dimension and spread `noise`: in how many of ten seeds the
-            two votes together say K, and each of them alone. Seeds start at 200: those below served to choose the rules.
-likelihood  held-out log likelihood of diagonal mixtures, nats a sample: as many components as voted for, and fixed numbers
-refresh     CPU time of a refresh of 20,000 features that moved by a tenth of their spread, over that with five clusters
+number      in how many of ten seeds the two votes together find K, and each of them alone, on mixtures of K Gaussians whose
+            centres have a standard deviation of 1 per dimension and whose samples spread by `noise`. Seeds start at 200, because
+            those below served to choose the rules.
+likelihood  held-out log likelihood of diagonal mixtures, in nats per sample, with the number of components that the vote says,
+and
+            with fixed numbers
+refresh     CPU time of a refresh of 20,000 features that moved by a tenth of their spread, divided by that with five clusters
 images      the demo's network and attacks: kmeans with five clusters, with auto, uniform and rate, three seeds
 """
 

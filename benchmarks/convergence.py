@@ -4,9 +4,10 @@
     python -m benchmarks.convergence runs/a runs/b --out table.json                          # runs that are trained already
     python -m benchmarks.convergence runs/a --out table.json --set width=16 --set epochs=4   # the same at a small size
     python -m benchmarks.convergence --cifar10 DIR --out … --only paper,base,epochs          # some of the cells
+    python -m benchmarks.convergence --cifar10 DIR --out … --minutes 9                       # and again, until all are there
 
-Every cell fits one attack to a run and rebuilds its test images; all see the same release of each. The file is written after
-every cell, and the same command goes on with the rest.
+Every cell fits one attack to a run and rebuilds its test images. All cells see the same release of each image. The file is
+written after every cell, so the same command goes on with the rest.
 
     paper     the suite's decoder-paper: the published N8 C64
     base      one member of the suite's decoder-strong, with what --set changes
@@ -15,8 +16,8 @@ every cell, and the same command goes on with the rest.
     plain     base without changed images              members  the mean of several, as the suite has it
 
 Base learns from half of the attacker's images, so that there are twice as many; with --cifar10 that is 9,000 of 18,000.
-`gain` is the share of the error that a change took off: of base's error, of the paper's for `base`; `over_paper` is always the
-latter. `se` is the standard error of `gain` over paired images.
+`gain` is the share of base's error that a change takes off; in the row `base`, the share of paper's error that base takes off.
+`over_paper` is the share of paper's error that a row takes off. `se` is the standard error of `gain` over paired images.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.finish import at_most
 from splitveil.attacks import label_of
 from splitveil.attacks.threat import grant
 from splitveil.cli.arguments import parse
@@ -200,6 +202,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a .json; errors of each image lie beside it as .npz")
     parser.add_argument("--only", default="", help="some of the cells, with commas")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of base")
+    parser.add_argument("--minutes", type=float, help="stop after so many minutes, with exit code 3; call again to go on")
     options = parser.parse_args(words)
     every = cells(changed(options.set))
     only = options.only.split(",") if options.only else list(every)
@@ -208,7 +211,8 @@ def main(words: list[str] | None = None) -> None:
     victims: dict[str, Any] = {str(folder): partial(opened, folder) for folder in options.folders}
     if options.cifar10 is not None:
         victims |= trained(options.cifar10, options.runs, options.epochs, [name for name in options.models.split(",") if name])
-    print(table(fill(options.out, victims, every, only)))
+    with at_most(options.minutes):
+        print(table(fill(options.out, victims, every, only)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What teachers bring at the same leak: fronts over lambda with and without them, and each part of the method at one lambda.
+"""What teachers gain at the same leak: fronts over lambda with and without teachers, and each part of the method at one lambda.
 
     python -m benchmarks.distillation --runs runs/distillation                                  # bundled images, one core
-    python -m benchmarks.distillation --data cifar10 --path DIR --epochs 60 --runs runs/d10     # for a GPU; also cifar100
+    python -m benchmarks.distillation --data cifar10 --path DIR --epochs 60 --runs runs/d10 --together 4 --minutes 9   # a GPU
     python -m benchmarks.distillation --only kd,balanced --strengths 0.4,0.8 --seeds 0,1        # some of it; resumable
 
 For each seed teachers are trained on the student's own splits: `clean` without defences, `defended` with noise and a little CEM,
@@ -14,34 +14,36 @@ fitted anew:
     balanced      kd with both balanced                           ema       both, the student's average instead of the defended
     published     balanced without a label loss                   noisy     both, the noisy teacher instead of the defended
 
-A row's gain is its accuracy less that of `off` of the same seed at the same MSE, linear between the points of `off` in log MSE
-(benchmarks.levers.gain), and its SSIM less that of `off` there. MSE is that of the strongest attack, SSIM the largest of an
-attack. Points beyond the ends of `off` do not count, a seed counts with the mean of its points, and the interval is Student's
-over seeds.
+A row's gain is its accuracy minus that of `off` with the same seed at the same MSE; the second gain is the same for SSIM.
+Between the points of `off` its accuracy is linear in log MSE (benchmarks.levers.gain). MSE is that of the strongest attack,
+SSIM the largest of all attacks. Points beyond the ends of `off` do not count. A seed counts with the mean of its points, and
+the interval over seeds is Student's.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks.finish import check_same
+from benchmarks.finish import at_most, check_same, groups
 from benchmarks.levers import RECIPES, gain
 from benchmarks.matched_accuracy import STUDENT_T
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages
+from splitveil.data.splits import Splits
 from splitveil.evaluation.attack_folder import read_rows
 from splitveil.evaluation.run_attacks import attack_run, load_parts
-from splitveil.files.folder import write_json
+from splitveil.files.folder import read_json, write_json
 from splitveil.registry import UserError
 from splitveil.rng import stream
+from splitveil.runs import Run
 from splitveil.training.forward_pass import count_correct
-from splitveil.training.train_runs import train_run
+from splitveil.training.train_runs import train_runs
 
 RECIPE = {"fashion": "cem_small_fashion.toml", "cifar10": "cem_vgg11_cifar10.toml", "cifar100": "cem_vgg11_cifar10.toml"}
 TEACHERS = {
@@ -80,13 +82,9 @@ def config_of(name: str, flags: str, seed: int, options: argparse.Namespace) -> 
     return parse([*words, "--seed", str(seed), "--name", f"{name}-{seed}"])
 
 
-def measured(config: Config, root: Path) -> dict[str, Any]:
-    """Train and attack a run unless that is done, and give accuracy on the test images and each attack's mean MSE and SSIM."""
-    file = root / f"{config.name}.json"
-    check_same(root / config.name, config)
-    if file.exists():
-        return json.loads(file.read_text())
-    run, splits, device = train_run(root / config.name, config)
+def measured(run: Run, splits: Splits, device: torch.device) -> dict[str, Any]:
+    """Attack a trained run, and give accuracy on the test images and each attack's mean MSE and SSIM."""
+    config = run.config
     attack_run(run, splits, device)
     parts, test = load_parts(run, splits, device), DeviceImages(splits.test, device)
     right = count_correct(parts.model, parts.channel, test, stream(device, config.seed, "evaluation"))
@@ -95,9 +93,26 @@ def measured(config: Config, root: Path) -> dict[str, Any]:
         rows = read_rows(run.folder / "attacks" / f"{name}-{config.seed}")
         attacks[name] = {key: float(rows[key].mean()) for key in ("mse", "ssim")}
     seconds = sum(line["seconds"] for line in run.metrics())
-    found = {"accuracy": right / len(test), "attacks": attacks, "training_seconds": seconds, "config_sha256": run.config_sha256}
-    write_json(file, found)
-    return found
+    return {"accuracy": right / len(test), "attacks": attacks, "training_seconds": seconds, "config_sha256": run.config_sha256}
+
+
+def measure_all(configs: list[Config], root: Path, together: int) -> dict[str, dict[str, Any]]:
+    """What was measured of each run, `together` of them trained at a time; a run that has its .json is not touched again."""
+    for config in configs:
+        check_same(root / config.name, config)
+    missing = [config for config in configs if not (root / f"{config.name}.json").exists()]
+    for group in groups(missing, together):
+        for run, splits, device in train_runs({root / config.name: config for config in group}):
+            found = measured(run, splits, device)
+            write_json(root / f"{run.config.name}.json", found)
+            print(run.config.name, *(f"{value:.4f}" for value in point(found)), flush=True)
+    return there(configs, root)
+
+
+def there(configs: list[Config], root: Path) -> dict[str, dict[str, Any]]:
+    """What has been measured so far."""
+    files = {config.name: root / f"{config.name}.json" for config in configs}
+    return {name: read_json(file) for name, file in files.items() if file.exists()}
 
 
 def point(found: dict[str, Any]) -> Point:
@@ -166,28 +181,31 @@ def main(words: list[str] | None = None) -> None:
     asked.add_argument("--strengths", help="leave out those of their strengths that are not among these")
     asked.add_argument("--out", type=Path, help="write what was measured into this file")
     asked.add_argument("--table", action="store_true", help="train nothing: the table of what is there")
+    asked.add_argument("--together", type=int, default=1, help="runs that are trained side by side on a GPU")
+    asked.add_argument("--minutes", type=float, help="stop after so many minutes, with exit code 3; call again to go on")
     options = asked.parse_args(words)
     rows = list(dict.fromkeys(["off", *options.only.split(",")]))
     if strange := [row for row in rows if row not in ROWS]:
         raise UserError(f"--only: no row {strange[0]!r}; there are {', '.join(ROWS)}")
     wanted = STRENGTHS if options.strengths is None else tuple(map(float, options.strengths.split(",")))
+    needed = "".join(ROWS[row][1] for row in rows)
+    teachers = {name: flags for name, flags in TEACHERS.items() if f"{{{name}}}" in needed}
     runs: dict[str, dict[str, Any]] = {}
-    for seed in map(int, options.seeds.split(",")):
-        if not options.table:
-            needed = "".join(ROWS[row][1] for row in rows)
-            for name, flags in ((name, flags) for name, flags in TEACHERS.items() if f"{{{name}}}" in needed):
-                config = config_of(f"teacher-{name}", flags, seed, options)
-                train_run(options.runs / config.name, config)
-        for row in rows:
-            strengths, flags = ROWS[row]
-            for strength in strengths if row == "off" else [each for each in strengths if each in wanted]:
-                config = config_of(
-                    f"{row}-{strength}", f"--defences.1.sigma 0.3 --cem.strength {strength} {flags}", seed, options
-                )
-                if options.table and not (options.runs / f"{config.name}.json").exists():
-                    continue
-                runs[config.name] = measured(config, options.runs)
-                print(config.name, *(f"{value:.4f}" for value in point(runs[config.name])), flush=True)
+    with at_most(options.minutes):
+        for seed in map(int, options.seeds.split(",")):
+            students = [
+                config_of(f"{row}-{strength}", f"--defences.1.sigma 0.3 --cem.strength {strength} {ROWS[row][1]}", seed, options)
+                for row in rows
+                for strength in ROWS[row][0]
+                if row == "off" or strength in wanted
+            ]
+            if options.table:
+                runs |= there(students, options.runs)
+                continue
+            taught = [config_of(f"teacher-{name}", flags, seed, options) for name, flags in teachers.items()]
+            for group in groups(taught, options.together):
+                train_runs({options.runs / config.name: config for config in group})
+            runs |= measure_all(students, options.runs, options.together)
     if options.out is not None:
         write_json(options.out, runs)
     print(markdown(runs))

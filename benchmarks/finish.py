@@ -1,6 +1,7 @@
 """Many runs, finished in groups: trained side by side, then attacked and evaluated one after the other; or until time is up."""
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,12 +44,21 @@ def done(folder: Path, config: Config) -> bool:
 def finish(configs: Sequence[Config], root: Path, together: int = 1) -> list[Summary]:
     """The summaries of all runs, `together` of them trained at a time; a run that has its summary is not touched again."""
     missing = [config for config in configs if not done(root / config.name, config)]
-    for start in range(0, len(missing), together):
-        group = {root / config.name: config for config in missing[start : start + together]}
-        for run, splits, device in train_runs(group):
+    for group in groups(missing, together):
+        for run, splits, device in train_runs({root / config.name: config for config in group}):
             attack_run(run, splits, device)
             evaluate_run(run, splits, device)
     return [read_summary(root / config.name) for config in configs]
+
+
+def groups(configs: Sequence[Config], together: int) -> Iterator[list[Config]]:
+    """At most `together` configs at a time whose trainings have equally many steps, as those side by side must."""
+    alike: dict[tuple[int, int], list[Config]] = {}
+    for config in configs:
+        alike.setdefault((config.train.epochs, config.train.batch), []).append(config)
+    for same in alike.values():
+        for start in range(0, len(same), together):
+            yield same[start : start + together]
 
 
 class TimeIsUp(BaseException):
@@ -57,7 +67,7 @@ class TimeIsUp(BaseException):
 
 @contextmanager
 def at_most(minutes: float | None) -> Iterator[None]:
-    """Raise TimeIsUp in the middle of whatever is done after so many minutes. What is on disk is whole at any moment."""
+    """Leave with exit code 3 in the middle of whatever is done after so many minutes. What is on disk is whole at any moment."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise TimeIsUp
@@ -66,6 +76,9 @@ def at_most(minutes: float | None) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0 if minutes is None else 60 * minutes)
     try:
         yield
+    except TimeIsUp:
+        print(f"{minutes:g} minutes are over; call it again to go on", file=sys.stderr)
+        sys.exit(3)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

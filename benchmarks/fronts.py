@@ -1,17 +1,19 @@
-"""Fronts of surrogates: accuracy and the attacker's error over strengths, and what each gains over `rate` at equal accuracy.
+"""Fronts of surrogates: accuracy and attack error at several strengths, and what each gains over `rate` at equal accuracy.
 
     python -m benchmarks.fronts --seeds 12,13                                        # bundled images, demo's training; hours
     python -m benchmarks.fronts --cifar10 DIR --together 4 --minutes 9               # VGG-11's two convolutions; for a GPU
     python -m benchmarks.fronts --cifar10 DIR --edge thin --only rate,recall         # a deep thin edge
     python -m benchmarks.fronts --only rate,slots --strengths slots=0.1,0.2,0.4,0.8  # a ladder of one's own
 
-Call it again with the same words until it says that all runs are there: a run that has its summary.json is not touched again,
-and a training goes on from its last checkpoint. To go on elsewhere, take the folders' summary.json along; nothing else is read.
+Call it again with the same flags until it says that all runs are there. A run that has its summary.json is not touched again, and
+a training goes on from its last checkpoint. To go on on another machine, copy the summary.json of the run folders there; it reads
+nothing else of finished runs.
 
 For each seed the front of `rate` is fitted (accuracy and log MSE, quadratic in log strength). Every run of another surrogate
 whose accuracy lies on that front is compared with the front's MSE there, for each attack; runs beyond its ends are left out and
-counted. `gain` is the mean over these runs of the share of MSE that is more, with a 95 % interval over seeds. Choose ladders on
-a tuning seed and claim on others; a gain holds against these attacks only, so look at what attack-not-converged says of them.
+counted. `gain` is by which share the MSE of these runs is larger, on average, with a 95 % interval over seeds. Choose the
+strengths on one seed, and make claims on other seeds. A gain holds against these attacks only, so see whether
+attack-not-converged is raised.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.finish import TimeIsUp, at_most, finish
+from benchmarks.finish import at_most, finish
 from benchmarks.matched_accuracy import STUDENT_T, interval, on_front
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
@@ -182,12 +184,8 @@ def main(words: list[str] | None = None) -> None:
     names = options.only.split(",")
     if strange := [name for name in names if name not in SURROGATES]:
         raise UserError(f"--only: no surrogate {strange[0]!r}; there are {', '.join(SURROGATES)}")
-    try:
-        with at_most(options.minutes):
-            run_all(options, ladders(options.strengths, names), [int(seed) for seed in options.seeds.split(",")])
-    except TimeIsUp:
-        print(f"{options.minutes:g} minutes are over; call it again to go on", file=sys.stderr)
-        sys.exit(3)
+    with at_most(options.minutes):
+        run_all(options, ladders(options.strengths, names), [int(seed) for seed in options.seeds.split(",")])
 
 
 if __name__ == "__main__":

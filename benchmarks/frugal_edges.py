@@ -1,4 +1,4 @@
-"""Edges that cost a device the same, with and without CEM, and finite codes: accuracy, leak, and how far the edge gets alone.
+"""Compares edges that cost a device the same, with and without CEM, and finite codes: accuracy, leak, accuracy of the edge alone.
 
     python -m benchmarks.frugal_edges --runs runs/frugal                         # 16 rows of one seed, about 70 s of a core each
     python -m benchmarks.frugal_edges --only thin-plain,thin-cem --seeds 0,1,2   # some rows; resumable

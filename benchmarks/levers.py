@@ -1,12 +1,12 @@
 """What each lever of training brings at the same leak: one tuning seed, two strengths of CEM for each lever.
 
     python -m benchmarks.levers --runs runs/levers                                     # bundled images, one core
-    python -m benchmarks.levers --cifar10 DIR --epochs 60 --runs runs/levers-cifar10   # VGG-11's two convolutions; for a GPU
     python -m benchmarks.levers --only ema,cutout                                      # some levers; resumable
+    python -m benchmarks.levers --cifar10 DIR --epochs 60 --runs runs/levers-cifar10 --together 4 --minutes 9   # for a GPU
 
 The baseline is trained at four strengths and gives accuracy as a function of log MSE, linear between its points. A lever's gain
-is its accuracy less that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the
-baseline's front there is none. One seed: a gain below the spread of seeds says nothing, and what gains is to be repeated
+is its accuracy minus that of the baseline at the lever's own MSE (the smallest of the attacks'); beyond the ends of the
+baseline's front there is no gain to give. This is one seed. A gain below the spread of seeds says nothing; repeat what gains
 with --seed.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.finish import finish
+from benchmarks.finish import at_most, finish
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.summary import Summary
@@ -72,22 +72,22 @@ def main(words: list[str] | None = None) -> None:
     asked.add_argument("--epochs", type=int, default=6)
     asked.add_argument("--seed", type=int, default=100)
     asked.add_argument("--only", default=",".join(LEVERS), help="levers, with commas")
+    asked.add_argument("--together", type=int, default=1, help="runs that are trained side by side on a GPU")
+    asked.add_argument("--minutes", type=float, help="stop after so many minutes, with exit code 3; call again to go on")
     options = asked.parse_args(words)
-    if strange := [name for name in options.only.split(",") if name not in LEVERS]:
+    levers = options.only.split(",")
+    if strange := [name for name in levers if name not in LEVERS]:
         raise UserError(f"--only: no lever {strange[0]!r}; there are {', '.join(LEVERS)}")
-
-    def points(lever: str, strengths: tuple[float, ...]) -> list[tuple[float, float]]:
-        configs = [config_of(lever, strength, options.epochs, options.seed, options.cifar10) for strength in strengths]
-        return [point(summary) for summary in finish(configs, options.runs)]
-
-    front = points("baseline", BASELINE)
-    for strength, (mse, accuracy) in zip(BASELINE, front):
-        print(f"| baseline | {strength} | {100 * accuracy:.2f} | {1000 * mse:.2f} | |", flush=True)
-    for lever in options.only.split(","):
-        for strength, (mse, accuracy) in zip(STRENGTHS, points(lever, STRENGTHS)):
-            more = gain(accuracy, mse, front)
-            said = "beyond the baseline" if more is None else f"{100 * more:+.2f}"
-            print(f"| {lever} | {strength} | {100 * accuracy:.2f} | {1000 * mse:.2f} | {said} |", flush=True)
+    rows = [("baseline", strength) for strength in BASELINE]
+    rows += [(lever, strength) for lever in levers for strength in STRENGTHS]
+    configs = [config_of(*row, options.epochs, options.seed, options.cifar10) for row in rows]
+    with at_most(options.minutes):
+        points = [point(summary) for summary in finish(configs, options.runs, options.together)]
+    print("| lever | strength | accuracy, % | MSE x 1000 | gain, points |\n|---|---|---|---|---|")
+    for (lever, strength), (mse, accuracy) in zip(rows, points):
+        more = None if lever == "baseline" else gain(accuracy, mse, points[: len(BASELINE)])
+        said = "" if lever == "baseline" else "beyond the baseline" if more is None else f"{100 * more:+.2f}"
+        print(f"| {lever} | {strength} | {100 * accuracy:.2f} | {1000 * mse:.2f} | {said} |")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@
     python -m benchmarks.linear_attention --device cuda --compile
     python -m benchmarks.linear_attention --least 4 --most 64 --queries 8192
 
-Printed is, for each number of keys S, how many times as long the softmax takes as the linear attention, once as torch chooses
-(scaled_dot_product_attention, SDPA) and once as an explicit matrix: the median over rounds with quartiles, all three measured in
-turn in each round. Then the same for the memory that is held at most beside the inputs. One call forward, or forward and
-backward, 4 heads of width 32. Above 1 the linear attention wins. On a CPU, CPU time, and each memory is that of its own process.
-On a GPU each call is the replay of a CUDA graph, as in a captured training step; with --compile all go through torch.compile.
+For each number of keys S it prints how many times as long the softmax takes as the linear attention: once in the way that torch
+chooses (scaled_dot_product_attention, SDPA), and once as an explicit matrix. Given are the median over rounds and the
+quartiles; all three are measured in turn in each round. Then it prints the same for the most memory that is held beside the
+inputs. A call is one forward pass, or one forward and backward pass, with 4 heads of width 32. Above 1 the linear attention is
+better. On a CPU it counts CPU time, and measures each memory in a process of its own. On a GPU each call is the replay of a
+CUDA graph, as in a captured training step; with --compile all go through torch.compile.
 """
 
 import argparse

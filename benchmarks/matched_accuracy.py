@@ -2,12 +2,13 @@
 
     python -m benchmarks.matched_accuracy --runs runs/matched --out results/matched_accuracy_fashion.json
 
-More noise also costs accuracy and also hides images, so comparing CEM with its own sigma at lambda = 0 flatters it. Here
-noise alone is trained at five sigmas. For each seed accuracy and log MSE are fitted as quadratics in log sigma (sigma is exact,
-accuracy is not: regressing on it would bend the front in CEM's favour); the sigma whose fitted accuracy is CEM's own gives the
-MSE that noise alone reaches there, and CEM's gain is its MSE over that one. MSE is that of the strongest attack. Resumable.
+More noise also costs accuracy and also hides images. So a comparison of CEM with lambda = 0 at the same sigma flatters CEM.
+Here noise alone is trained at five sigmas. For each seed, accuracy and log MSE are fitted as quadratics in log sigma. (A
+regression on accuracy instead of sigma would bend the front in CEM's favour, because accuracy is measured with an error and
+sigma is exact.) There is a sigma at which the fitted accuracy equals CEM's own; the fitted MSE at this sigma is what noise
+alone reaches. CEM's gain is its MSE divided by that MSE. MSE is that of the strongest attack. Resumable.
 
-The settings were searched on these images with these seeds, so the interval covers the seeds' spread, not the search.
+The settings were searched on these images with these seeds, so the interval covers the spread of the seeds but not the search.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python -m benchmarks.noise
 
-For 128 x 8 x 8 x 8 numbers, torch.randn's time over that of each kind of secret noise, so that 1 is as fast; medians over 300
-turns:
+For 128 x 8 x 8 x 8 numbers it prints the time of torch.randn divided by that of each kind of secret noise; 1 means as fast as
+torch.randn. Medians over 300 turns:
 
     at once               made when it is asked for
     made ahead            the same in service, a batch every 2 ms

@@ -4,9 +4,9 @@
     python -m benchmarks.releases --attempts 1     # one attacker a cell
 
 The demo's network on the bundled images, once without noise and once with Gaussian noise of 0.3 and CEM; keyed noise has the
-weights of the latter, since both are trained alike. The attacker trains the demo's decoder on n repeats of one image (1, 16, 64),
-or on bursts of 16 near-duplicates (attack `burst`); the last column is a decoder that sees z before the noise, the limit of
-averaging.
+weights of the latter, because both are trained in the same way. The attacker trains the demo's decoder on n repeats of one image
+(1, 16, 64), or on bursts of 16 near-duplicates (attack `burst`). The last column is a decoder that sees z before the noise, which
+is what averaging more and more releases tends to.
 """
 
 import argparse

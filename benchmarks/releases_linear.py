@@ -1,10 +1,11 @@
-"""The table of benchmarks/releases.py for linear attackers: minutes instead of hours, so that every cell has three of them.
+"""The table of benchmarks/releases.py for linear attackers. It takes minutes instead of hours, so every cell has three attackers.
 
     python -m benchmarks.releases_linear           # writes benchmarks/measured/releases_linear_cpu.json and prints the table
 
-The best linear inverse of what was sent (attack `ridge`), of the mean of n releases or frames, or of each frame with its shift
-undone; of the last two the one with the smaller error on own images that it did not learn from. n repeats under fresh noise are
-one release with noise of sigma / sqrt(n), which is how they are drawn here. Edge and bursts are the same for all rows.
+Each attacker is the best linear inverse (attack `ridge`) of what was sent, of the mean of n releases or frames, or of each frame
+with its shift undone. Of the last two it takes the one with the smaller error on own images that it did not learn from. n repeats
+under fresh noise are the same as one release with noise of sigma / sqrt(n), so they are drawn like that here. Edge and bursts are
+the same for all rows.
 
 "no queries": the attacker has the edge and draws noise as the device would, but cannot ask the device whose key it attacks.
 """

@@ -3,9 +3,9 @@
     python -m benchmarks.seconds_to_accuracy runs/a runs/b                   # finished or unfinished runs
     python -m benchmarks.seconds_to_accuracy runs/a --at 0.85,0.87 --out seconds.json
 
-Seconds are those of the epochs from their first step on, with the recording or compiling of steps, refreshes and warnings,
-without start-up, validation and checkpoints; so compare runs of one machine that did nothing else. An accuracy is counted where
-the run's metrics.jsonl first has it, which is lucky by some tenths of a point; `last` is what the training ended with.
+Counted are the seconds of each epoch from its first step on, with the recording or compiling of steps, refreshes and warnings,
+but without start-up, validation and checkpoints. So compare only runs of one machine that did nothing else. An accuracy counts
+as reached at the first epoch that has it, which is lucky by some tenths of a point; `last` is what the training ended with.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python -m benchmarks.suites --cifar10 DIR --attempts 1 --epochs 40     # undefended, noise and CEM on real CIFAR-10
     python -m benchmarks.suites --only cem --runs runs/suites              # one of them; resumable
 
-With two attempts every attack of the suite is fitted twice, from other random numbers, except those that have none. What makes no
-sense for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
+With two attempts every attack of the suite is fitted twice, with other random numbers, unless it uses none. An attack that
+makes no sense for a model, such as a mask where nothing is masked, is skipped, as `splitveil attack --suite` does.
 """
 
 import argparse

@@ -8,7 +8,7 @@ Three seeds, one architecture, one noise (sigma 0.3), one attack suite (the demo
 
     gain      MSE of the strongest attack over that of lambda = 0, paired by seed, with its paired standard error
     points    accuracy lost against lambda = 0
-    matched   MSE over that of noise alone at the row's own accuracy (see matched_accuracy.py), with a 95 % interval
+    matched   MSE divided by that of noise alone at the row's own accuracy (see matched_accuracy.py), with a 95 % interval
 
 Strengths were picked on seed 0; the seeds here are others. The first strength of a default row is meant to cost a point at most;
 for uniform, gated and slots it was added after the other two had cost 1.0, 1.2 and 1.5 points on these seeds.

@@ -8,8 +8,8 @@
 
 "+CEM" adds kmeans at its defaults, strength 0.08; sigma 0.3 sets its tau where there is no noise. The architecture, the training
 and the attack suite are the demo's: 20 epochs, so schedules of the paper's 240 are shortened in proportion. Cost is the time of a
-training step over an undefended one, measured in turns (splitveil bench). results/tables_fashion.json is written after every
-row that is finished, with those that are.
+training step over an undefended one, measured in turns (splitveil bench). results/tables_fashion.json is written anew after every
+row, with all rows that are finished.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""How tight bounds of what a Gaussian channel lets through are on a trained run's features: a table of docs/surrogates/rate.md.
+"""How tight bounds on the bits through a Gaussian channel are, on a trained run's features: a table of docs/surrogates/rate.md.
 
     python -m benchmarks.tighter_bounds runs/a
 
-Bases come from the first training images, 5,000, 2,000 and 500 of them; the bounds, in bits an image, are those of all images of
-the attacker and the test. Kronecker bases, of the covariances of channels and of places, are in common or of each class.
+The directions (bases) come from the first 5,000, 2,000 and 500 training images. The bounds, in bits an image, are measured on all
+images of the attacker and the test. Kronecker bases are products of one basis for channels and one for places; they are common to
+all classes, or each class has its own.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python -m benchmarks.verification
 
-The demo's run with noise and CEM (two epochs of training, which `attack` does not notice), its three attacks, one process. Timers
-around the methods through which every command reads, checks and writes manifests measure it directly; two whole runs would differ
-by more than the share itself. Reading a file to hash it is counted too, though it would be read anyway.
+It takes the demo's run with noise and CEM (two epochs of training, which makes no difference to `attack`) and its three
+attacks, in one process. Timers lie around the methods through which every command reads, checks and writes manifests, because
+two whole runs would differ by more than the share itself. Reading a file to hash it is counted too, though it would be read
+anyway.
 """
 
 import tempfile

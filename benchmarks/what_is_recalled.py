@@ -1,11 +1,11 @@
-"""What a memory of other images recalls of an image by its features, in trained runs: a table of docs/surrogates/recall.md.
+"""How much of an image a memory of other images recalls from its features, in trained runs: a table of docs/surrogates/recall.md.
 
     python -m benchmarks.what_is_recalled runs/a runs/b
 
-Features are clean, of the first 1,100 of the attacker's images. Within a class each is left out in turn, and its 8 x 8 picture is
-answered from the others by attention with sharpness 2, 8 and 32, and by a ridge regression with penalty n sigma^2: from all of z,
-from the cell of 4 x 4 that a part of the picture lies under, and from that cell with a border of one row and column. Printed is
-the share of the pictures' spread within classes that is recalled.
+The features are without noise, those of the first 1,100 of the attacker's images. Within a class each image is left out in turn,
+and its 8 x 8 picture is guessed from the others: by attention with sharpness 2, 8 and 32, and by a ridge regression with penalty
+n sigma^2. Each is done from all of z, from the 4 x 4 cell of z that belongs to a part of the picture, and from that cell with a
+border of one row and column. It prints the share of the pictures' spread within classes that is recalled.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from torch.nn.functional import adaptive_avg_pool2d, pad
 
 from splitveil.data.loader import DeviceImages
 from splitveil.runs import Run
-from splitveil.surrogates.recall import Memory, attention, errors, linear_weights, squared_distances
+from splitveil.statistics.leave_one_out import attention, linear_weights, squared_distances
+from splitveil.surrogates.recall import Memory, errors
 from splitveil.surrogates.shared.groups import group
 from splitveil.training.build import build_parts, build_splits
 from splitveil.training.checkpoint import load_weights
@@ -43,14 +44,13 @@ def recalled_share(z: Tensor, picture: Tensor, y: Tensor, classes: int, sigma: f
         groups = group(torch.cat([features, part], 1), y, classes, most)
         own, mask = groups.x[:, :, : features.shape[1]], groups.mask
         own = (own - own[:, :1]) * mask.unsqueeze(2)
-        company = mask.unsqueeze(2) * mask.unsqueeze(1) * (1 - torch.eye(most))
-        memory = Memory(own, own, squared_distances(own, most), groups.x[:, :, features.shape[1] :], mask, company)
-        sharpness = torch.tensor([2.0, 8.0, 32.0])
-        near = attention(memory.distance.unsqueeze(0), company, sharpness, torch.zeros(3)).mean(0)
-        linear = linear_weights(own, mask, most, sigma) * company
-        for i, weights in enumerate((near, linear)):
-            error, usual = errors(weights @ memory.picture, memory)
-            lost[i] += error.double().sum()
+        company = (mask.unsqueeze(2) * mask.unsqueeze(1) * (1 - torch.eye(most))).unsqueeze(1)
+        picture_of = groups.x[:, :, features.shape[1] :]
+        memory = Memory(own, own, squared_distances(own, most), picture_of, mask.unsqueeze(1), company)
+        near = attention(memory.distance, company, torch.tensor([2.0, 8.0, 32.0]), 0.0)
+        linear = linear_weights(own, mask, most, sigma).unsqueeze(1) * company
+        error, usual = errors(torch.stack([memory.answers(weights) for weights in (near, linear)]), memory)
+        lost[:2] += error.double().sum((1, 2))
         lost[2] += usual.double().sum()
     return 1 - float(lost[0] / lost[2]), 1 - float(lost[1] / lost[2])
 

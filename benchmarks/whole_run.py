@@ -4,9 +4,10 @@
     python -m benchmarks.whole_run --surrogates rate,kmeans,gated,slots --epochs 12 --no-attack     # epochs of each
     python -m benchmarks.whole_run --epochs 12 --no-attack --seeds 8          # eight seeds side by side
 
-After recipes/cem_vgg11_cifar10.toml, compiled, with CEM from the first epoch on, and 390 steps of 128 images an epoch: 49,920
-random images in CIFAR-10's shape beside those for validation and the attacker. `epoch` is the median time from one epoch's end to
-the next; `start` is what the first epoch takes more than that: compiling, capturing, and the first refresh.
+The settings are those of recipes/cem_vgg11_cifar10.toml, compiled, with CEM from the first epoch on, and 390 steps of 128
+images an epoch. The data are 49,920 random images in CIFAR-10's shape, beside those for validation and the attacker. `epoch` is
+the median time from one epoch's end to the next. `start` is how much longer the first epoch takes, for compiling, capturing and
+the first refresh.
 """
 
 import argparse

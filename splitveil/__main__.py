@@ -47,10 +47,17 @@ def main(arguments: list[str] | None = None) -> None:
             fail(f"the disk is full ({error.filename or 'while writing'}); free some space, then run it again")
         if error.errno is None or error.filename is None:
             raise
-        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and rights, --runs chooses another folder")
+        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and rights{elsewhere(arguments or sys.argv[1:])}")
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+
+
+def elsewhere(arguments: list[str]) -> str:
+    """Which flag of the command makes it write somewhere else."""
+    flags = COMMANDS[arguments[0]].flags if arguments and arguments[0] in COMMANDS else ()
+    flag = next((flag for flag in flags if flag.name in ("--runs", "--out")), None)
+    return "" if flag is None else f", {flag.name} chooses another {'folder' if flag.value == 'DIR' else 'file'}"
 
 
 def fail(message: str) -> NoReturn:

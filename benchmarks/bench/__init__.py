@@ -1,10 +1,10 @@
-"""What things cost: ratios, each against a named baseline measured in the same run.
+"""What steps, surrogates and refreshes cost: ratios, each over a named baseline that is measured in the same run.
 
     splitveil bench --device cpu --batches 128 --out benchmarks/measured/bench_cpu.json
     splitveil bench --device cuda --compile --only step,floor
     make bench                                  # fails if a ratio is more than 20 % worse than the committed one
 
-    timing.py   works in turns, and the ratio of two of them
+    timing.py   runs pieces of work in turns, and gives the ratio of two of them
     steps.py    step, captured, together, floor: a training step as `train` makes it
     alone.py    loop, memory: a surrogate without the rest of the step
     refresh.py  refresh, sklearn: statistics over a whole training set

@@ -1,4 +1,4 @@
-"""The rows of a measurement as tables, and those that got worse since another one."""
+"""Prints the rows of a measurement as tables, and finds those that got worse since another measurement."""
 
 from collections.abc import Callable
 from typing import Any

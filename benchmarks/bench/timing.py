@@ -1,6 +1,6 @@
-"""Works in turns: in every round each has one, and a ratio is that of two turns of one round.
+"""Runs pieces of work in turns: in every round each runs once, and a ratio is that of two times of one round.
 
-Median and quartiles over the rounds are given, so that a slow spell of the machine hits both sides, or few of the rounds.
+A slow spell of the machine so hits both sides of a ratio, or only few rounds. Median and quartiles over the rounds are given.
 """
 
 import time

@@ -6,14 +6,14 @@
     z'_j       [b, *z_shape] what was sent of frame j (`data/burst.py`: shifted by a pixel, brightness within 2 %, JPEG)
     D, G       inverse networks of the attack `decoder`
 
-Noise that is fresh for every frame averages out in both; `mean` is the better one where noise is all that differs, `aligned`
-where the shift moves z more than the noise does. The attacker takes the one with the smaller error on own images that neither
-learned from. It is told by how many pixels each frame is shifted: whoever has a video can find that out.
+Both average out noise that is fresh for every frame. `mean` is better where the frames differ by noise alone, `aligned` where the
+shift moves z more than the noise does. The attacker takes the one that has the smaller error on images of its own from which
+neither learned. It is told by how many pixels each frame is shifted, because whoever has a video can find that out.
 
-This is what `keyed_noise` is up against: frames that differ by one step of one pixel have fresh keys there. `frames_gain`, the
-share of G's error on frame 0 alone that all frames take off, is what the flag averaging-hole goes by.
+`keyed_noise` does not stop this attack: frames that differ by one step of one pixel get fresh keys there. `frames_gain` says
+which share of the error that G makes on frame 0 alone disappears when all frames are used; the flag averaging-hole looks at it.
 
-Known failure: one D for all r; an attacker who weighs frames, or knows the path of the camera, gets more.
+Known failure: all r frames share one D. An attacker who weighs frames, or knows the path of the camera, gets more.
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,9 @@
 
     x_j    [c, h, w]  the attacker's images         y_j  their labels
 
-A floor (C0): what the label alone tells, and all that is left when z collapses to one point a class. An attack that is no better
-than this has learnt the class, which the cloud is meant to learn; whatever it gains over this is leakage beyond the task.
+This attack is a floor (C0): it shows what the label alone tells, which is all that is left when the z of each class collapse to
+one point. An attack that is no better than this has only learnt the class, which the cloud is meant to learn. What an attack
+gains over this is leakage beyond the task.
 
 Known failure: a class with several modes (poses, views) has a mean that looks like none of them. A class of which the attacker
 has no image is answered with the mean of all.

@@ -7,16 +7,17 @@
     |c - j|    the sum of the differences of their numbers, in units of the smallest that there is between two codes
     h          how far neighbouring codes help, chosen by the leave-one-out error on the attacker's own images
 
-With h = 0 this is the mean of each code's images. Where the same image always gives the same code that mean is, with enough
-images, what minimises the squared error: no attack that sees only the code does better. With few images for a code its mean
-is uncertain, and neighbours help; a code that none of the images has is answered by its nearest ones. Leaving image i out of
-its code changes the answer by the factor N / (N - 1), N = sum_j n_j exp(-|c - j| / h), so that its error needs no second
-pass:
+With h = 0, x^ is the mean of the images that have the code. If an image always gives the same code, and there are enough images,
+this mean minimises the squared error: no attack that sees only the code does better. If few images have a code, its mean is
+uncertain, and neighbouring codes help. A code that none of the images has is answered by its nearest ones.
+
+h is chosen by leaving each image i out of its own code. That makes the difference x_i - x^ larger by the factor N / (N - 1), with
+N = sum_j n_j exp(-|c - j| / h), so no second pass over the images is needed:
 
     |x_i - x^_without i|^2 = (N / (N - 1))^2 |x_i - x^(c)|^2
 
-Nothing is trained, and more releases of the same code tell nothing more. Known failure: where what is sent differs for every
-image, all codes are seen once, and this is a kernel regression that `ridge` and `decoder` beat.
+Nothing is trained, and more releases of the same code tell nothing more. Known failure: if every image has a code of its own,
+each code is seen once only. Then this attack is a kernel regression, and `ridge` and `decoder` are better.
 """
 
 import torch

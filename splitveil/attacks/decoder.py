@@ -14,13 +14,13 @@ Options that adapt it to a defence, all off by default (`shared/inverse_network.
     logits       the cloud's answer is an input
     proxy        D starts from the decoder that the defence trained against, at that decoder's size
     prototypes   k means of z for each class of the attacker's images (k-means, with the labels of those images). Where z has
-                 collapsed towards such means, it only tells the nearest mean p and its offset from p: D gets z - p as an input,
-                 and adds to the mean of the images nearest to p instead of drawing from nothing
+                 collapsed towards such means, it tells only which mean p is nearest and how z differs from it. So D gets
+                 z - p as an input, and corrects the mean of the images nearest to p instead of starting from nothing
     net          "unet": the U-Net with attention of `splitveil.models.unet_decoder`, by AdamW with warm-up and clipped gradients
     augment      own images are mirrored and shifted, which gives fresh pairs (z', x) in every epoch (`shared/fresh_pairs.py`)
-    members      the mean of several D, each from other random numbers
+    members      the answer is the mean of several D, each trained with other random numbers
     muon         D's matrices are trained by Muon (`splitveil.compute.muon`), which converges in far fewer epochs than Adam
-    probe        one more D, for half the epochs: what the second half gained says whether twice as many would gain
+    probe        one more D is trained, for half of the epochs. What the second half gained tells whether twice as many would gain
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
 A twentieth of the attacker's images is held out (500 at most), and the weights of the epoch with the least error there are kept.
@@ -28,9 +28,9 @@ A twentieth of the attacker's images is held out (500 at most), and the weights 
 It does not average over flipped inputs, as classifiers may: a flipped z is the z of the flipped image only if the edge is
 equivariant.
 
-Known failure: if the epochs are too few for the size of D, the held-out error still falls at the end (`held_out_`); if the
-images are too few, it is far above the training's (`losses_`). `proxy` can be worse than a fresh start: the edge was trained to
-make just those weights useless. `prototypes` of a z that has not collapsed cost inputs and give nothing.
+Known failures. With too few epochs for the size of D, the held-out error (`held_out_`) still falls at the end. With too few
+images, it is far above the error in training (`losses_`). `proxy` can be worse than a fresh start, because the edge was trained
+to make just those weights useless. If z has not collapsed, `prototypes` add inputs and gain nothing.
 """
 
 import re

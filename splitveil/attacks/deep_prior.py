@@ -12,16 +12,16 @@ SIMBA; the prior is Ulyanov et al.'s deep image prior, CVPR 2018).
     sigma         standard deviation of the channel's Gaussian noise, 0 without: the attacker knows the channel
 
 g is an hourglass with skips: convolutions with normalisation and LeakyReLU, average down, nearest up, sigmoid. Convolutions
-explain smooth and repeated structure sooner than noise. That is the only prior, so no images are needed. The image itself is at a
-distance of sigma^2 / r; what comes closer has begun to fit the noise (the discrepancy principle, Morozov 1966). For six bundled
-images behind an edge that does nothing and noise of 0.3, 500 steps left an MSE of 0.042, and 0.011 with this rule.
+explain smooth and repeated structure sooner than noise. That is the only prior, so no images are needed. The true image is at a
+distance of sigma^2 / r. An answer that comes closer has begun to fit the noise (the discrepancy principle, Morozov 1966). For
+six bundled images behind an edge that does nothing and noise of 0.3, 500 steps left an MSE of 0.042, and 0.011 with this rule.
 
 Adam 1e-2 as published. Deviations, for 32 pixels: widths 16, 32, 64 (published: up to 128, five or six levels), kernels of 3
 (published: 7 to 3), 1000 steps (published: 10 000 to 25 000), rate down to 0, noise 0.5 (SIMBA's 10 is for its own scale of u).
 
-Known failure: slow, as every image trains a network; under a defence whose noise is not Gaussian it fits that noise in the end,
-because nothing says when to stop; where many images have the same features it takes a smooth one, and that need not be the right
-one.
+Known failures. It is slow, because it trains a network for every image. Under a defence whose noise is not Gaussian it fits that
+noise in the end, because nothing says when to stop. Where many images have the same features it takes a smooth one, which need
+not be the right one.
 """
 
 from collections.abc import Sequence

@@ -21,16 +21,16 @@ DRAG, ICML 2025): with a constant step the last images would tremble by its leng
 lambda independent of `steps`. If lambda is not given, it is the value of GRID with the least error on held-out own images that
 were sent through the deployed channel; the attacker has these images, so it sees that error.
 
-A sample stops short of z: even with the image itself on the wire, the last steps of DDIM leave an error of the denoiser's own.
-A few steps at the end (`polish`) descend the distance alone, held to x^ by `prior`. It is chosen on the same held-out images,
-and the polish is left out where it does not help there, so that it does not fit noise.
+A sample does not fully reach z. Even if the image itself were sent, the last steps of DDIM would leave an error that the denoiser
+makes. So a few steps at the end (`polish`) descend the distance alone, while `prior` holds them near x^. `prior` is chosen on the
+same held-out images. Where the polish does not help on these it is left out, so that it does not fit noise.
 
-All images start from the same noise and get the same noise from eta, so that an image is rebuilt from its own release alone and
-not from its place in a batch; each still has a sample of N(0, I), as the method requires. Reconstructions from `samples` such
-noises are averaged, because the mean of the posterior has the least MSE; a single sample looks sharper and has a larger MSE.
-`start = "decoder"` begins at t = `strength` with a decoder's answer instead of at t = 1 (DRAG++; its strength is 0.3). Perception
-and distortion need different estimators (Blau & Michaeli, CVPR 2018): `plus` has the mean of 16 samples for MSE and single ones
-for LPIPS and identity, both from `decoder-strong`.
+All images start from the same noise and get the same noise from eta. So what is rebuilt of an image depends on its own release
+and not on its place in a batch. Each image still has a sample of N(0, I), as the method requires. Reconstructions from
+`samples` such noises are averaged, because the mean of the posterior has the least MSE; a single sample looks sharper and has a
+larger MSE. `start = "decoder"` begins at t = `strength` with a decoder's answer instead of at t = 1 (DRAG++; its strength is
+0.3). Perception and distortion need different estimators (Blau & Michaeli, CVPR 2018): `plus` has the mean of 16 samples for
+MSE and single ones for LPIPS and identity, both from `decoder-strong`.
 
 Defaults: width 64 and 50 steps are ours, for images of 32 pixels; DPS takes 1000 steps, DRAG 250. Ho et al. average the weights
 over the training; here the learning rate falls along a cosine instead.

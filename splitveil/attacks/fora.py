@@ -1,4 +1,4 @@
-"""fora: a substitute of the edge whose features are distributed as the captured ones, and its inverse (Xu et al., CVPR 2024).
+"""fora: trains a substitute of the edge, with features distributed as the captured ones, and inverts it (Xu et al., CVPR 2024).
 
     f~      min  (1 - a) E C(M(f~(x)))  +  a MMD^2(M(f~(x)), z')
     critic  min  E C(z') - E C(M(f~(x))) + gp E (|| grad C(u) || - 1)^2           u between z' and M(f~(x))
@@ -17,9 +17,10 @@ Defaults are the paper's: a 0.8, gp 1000, Adam 1e-4 for f~ and 3e-4 for the crit
 40 000, and the inverse is the decoder res N# C# of the other attacks, trained after f~ and not along with it. In the end its
 BatchNorm statistics are taken from the captured z, because f~'s features are never quite the victim's.
 
-Known failure: equal distributions do not make equal maps. Any change of x that keeps the images' distribution (a mirror
-image; the negative of a photograph, nearly) leads to another f~ that matches as well; it works as far as the net's own bias leads
-to the same map. On CIFAR-10 that is not far enough, and it is in no suite: docs/attacks/fora.md has the trial.
+Known failure: two maps can differ although their features have the same distribution. Any change of x that keeps the images'
+distribution (a mirror image; the negative of a photograph, nearly) leads to another f~ that matches as well. The attack works
+only as far as the net's own bias leads it to the edge's map. On CIFAR-10 that is not far enough, and it is in no suite:
+docs/attacks/fora.md has the trial.
 """
 
 from dataclasses import dataclass

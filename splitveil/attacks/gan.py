@@ -1,4 +1,4 @@
-"""gan: an inverse network that a critic of images keeps honest ("GAN-based MIA" of CEM 2025, after GMI, Zhang et al., CVPR 2020).
+"""gan: an inverse network whose answers must convince a critic ("GAN-based MIA" of CEM 2025, after GMI, Zhang et al., CVPR 2020).
 
     critic D       E D(G(z')) - E D(x) + 10 E (|grad D(u)| - 1)^2       u between x and G(z') at random (WGAN-GP, Gulrajani 2017)
     generator G    -E D(G(z')) + weight * E || G(z') - x ||^2           each step behind `critic_steps` steps of the critic

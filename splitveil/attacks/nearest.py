@@ -5,12 +5,13 @@
     z    [d]       what was seen, averaged over the releases     g    [n, d]   the attacker's images, each sent `passes` times
     m    [d]       1; but 0 where a random mask (dropout) zeroed the entry in all releases, because a lost entry tells nothing
 
-A floor (C0). It shows how well z tells images apart; through a deterministic channel it finds every target that is also among the
-attacker's images. Noise in g harms as much as noise in z, but the attacker can average it away: hence `passes` 4, as in `ridge`.
+This attack is a floor (C0). It shows how well z tells images apart. Through a deterministic channel it finds every target that is
+also among the attacker's images. Noise in g harms as much as noise in z, but the attacker can average the noise in g away; so
+`passes` is 4, as in `ridge`.
 
 Known failure: it answers with one image and not with the mean of all that fit, so its squared error can be twice that of the best
-estimate; under strong noise it is worse than the mean image. The directions in which z varies most decide, even if they say
-little about x.
+estimate, and under strong noise it is worse than the mean image. Which image is nearest depends mostly on the directions in which
+z varies most, even if these say little about x.
 """
 
 from dataclasses import dataclass

@@ -10,10 +10,10 @@
     e^2           D's mean squared error on the other tenth: with prior 1 the sum is the posterior of x ~ N(D(z'), e^2 I)
 
 prior and the number of steps (none, a quarter, all) are those with the smallest error on images of that tenth. The attacker has
-these images, so it sees that error; D has not seen them, so its error there is honest. "None" is among the choices: on these
-images refine is never worse than the decoder. `draws` K > 0 replaces the exact mean of the noise by K draws (EoT), for channels
-whose noise is not what their hints say. `facts_["eot_gain"]` says how much better K draws (8 if not given) do there than a
-single one.
+these images, so it can compute the error. D did not learn from them, so its error there is not too small. Because "none" is
+among the choices, refine is never worse than the decoder on these images. `draws` K > 0 replaces the exact mean of the noise by
+K draws (EoT), for channels whose noise is not what their hints say. `facts_["eot_gain"]` says how much better K draws (8 if not
+given) do there than a single one.
 
 Deviation: CEM's code has a stub of this (rate 0.8, 50 steps, L1, disabled); we use AMSGrad at 1e-2, down to 0.
 Known failure: D(z') is already the posterior mean where D is good and noise is strong; then no steps are chosen. Where the

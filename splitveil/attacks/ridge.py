@@ -1,11 +1,12 @@
-"""ridge: the best linear inverse of edge and channel, in closed form. It catches defences that only fool networks.
+"""ridge: the best linear inverse of edge and channel, in closed form. It exposes defences that only fool networks.
 
     W = argmin sum ||W (z' - mean z') - (x - mean x)||^2 + alpha n ||W||^2
 
 z' are the attacker's own images, sent `passes` times so that the noise enters the covariance as it is; alpha is chosen by
 the error on a tenth of the attacker's images that W has not seen. Sums over the images are all that is kept.
 
-For large images W [d, p] would not fit. It is never made then: with s_i the sum of what was sent of image i, minus its mean,
+For large images W [d, p] would not fit into memory, and is not computed. With s_i the sum of what was sent of image i, minus its
+mean, the answer
 
     x^ - mean x = (z' - mean z') A^-1 sum_i s_i x_i^T  =  sum_i c_i x_i          A = sum z' z'^T + alpha n, about the mean
 

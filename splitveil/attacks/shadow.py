@@ -11,8 +11,8 @@ Defaults for f are the paper's: Adam 1e-3 with AMSGrad and eps 1e-3, halved ever
 200. The paper then optimises each image for 500 steps (lr 0.1, TV 2, from zeros; ours from grey, with a cosine to 0). The default
 here is a network, which also averages noise and is a single pass for each image; size and training are the attack `decoder`'s.
 
-Known failure: a cloud that is invariant to much leaves much of f open, because any f with the same decisions will do. So the
-attack weakens with depth and with few classes; and f is only as good as the attacker's labels.
+Known failure: any f that leads the cloud to the same decisions will do. So the more differences a cloud ignores, the less f is
+determined, and the attack is weaker at deep cuts and with few classes. And f is only as good as the attacker's labels.
 """
 
 from dataclasses import dataclass

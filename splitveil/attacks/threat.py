@@ -1,12 +1,12 @@
 """Who knows what: the threat model, what it grants an attack (Access) and what the attack is handed (Observation).
 
-An attack gets these two objects and nothing else, so the threat model is enforced by what they hold:
+An attack gets these two objects and nothing else. So what they hold enforces the threat model:
 
-- What a threat model denies is None in Access.
+- What a threat model denies to the attacker is None in Access.
 - Neither object holds a private image. Only `splitveil.evaluation.score` has both the images and their reconstructions.
 - No attribute of a query leads to the edge behind it, and `Untrained` holds none of the victim's parameters.
 
-Python hides no memory: code that digs in a function's closure finds the edge there. A test asserts that no attack does.
+Python cannot hide memory: code that looks into a function's closure finds the edge there. A test asserts that no attack does so.
 """
 
 import copy

@@ -7,7 +7,7 @@
     z' [b, *z_shape] captured     x [b, c, h, w] from 0.5     f the clone: the edge's architecture, from scratch, in eval mode
                                                                (a BatchNorm is then an affine layer with statistics 0 and 1)
 
-It has no images and no queries; whatever another attack gains over it comes from images or queries. The rounds run in `fit` on
+It has no images and no queries, so whatever another attack gains over it comes from images or queries. The rounds run in `fit` on
 some of the captured z. Each image is then rebuilt with the clone held, so that it depends on its own z alone; in the paper
 every image has a clone of its own.
 

@@ -62,7 +62,9 @@ def parse(arguments: list[str], base: dict[str, Any] | None = None, command: str
     config = from_dict(table)
     if HELP & set(rest):
         title = "methods (`splitveil list` shows their names; each then has flags of its own)"
-        print(command_help(command, groups={title: [flag.row for flag in NAMES], **setting_rows(config)}))
+        idle = COMMANDS[command].idle
+        names = [flag.row for flag in NAMES if not within(flag.name.removeprefix("--"), idle)]
+        print(command_help(command, groups={title: names, **setting_rows(config, idle)}))
         sys.exit(0)
     return with_flags(config, rest, (*NAMES, *COMMANDS[command].flags, IMPORT))
 
@@ -173,10 +175,17 @@ def from_word(word: str, kind: Any) -> Any:
         return word
 
 
-def setting_rows(config: Config) -> dict[str, list[Row]]:
-    """A table of flags for each part of the config, by title: "train", "defences.1: gaussian", …"""
+def within(name: str, tables: tuple[str, ...]) -> bool:
+    """True if a setting is one of these or lies below one of them."""
+    return any(name == table or name.startswith(f"{table}.") for table in tables)
+
+
+def setting_rows(config: Config, idle: tuple[str, ...] = ()) -> dict[str, list[Row]]:
+    """A table of flags for each part of the config but what is `idle`, by title: "train", "defences.1: gaussian", …"""
     tables: dict[str, list[Row]] = {}
     for name, setting in settings(config).items():
+        if within(name, idle):
+            continue
         group = name.rpartition(".")[0]
         method = getattr(type(setting.owner), "method", "")
         title = f"{group}: {method}" if method else group or "run"

@@ -42,6 +42,8 @@ class Command:
     operands: str = ""
     """What stands between the command's name and its flags, such as RUN…"""
     flags: tuple[Flag, ...] = ()
+    idle: tuple[str, ...] = ()
+    """Settings, or tables of them, that it reads in a recipe and has no use for: its help leaves them out."""
 
 
 IMPORT = Flag(
@@ -178,6 +180,7 @@ COMMANDS = {
         "find what to run on a device: edges, cuts, noise and CEM within its budget, tried, attacked and compared",
         "[RECIPE.toml …]",
         DESIGN,
+        idle=("name", "model", "defences", "attacks", "cem.strength"),
     ),
     "bench": Command("measure what a step, a surrogate and a refresh cost, as ratios"),
     "data": Command("check a data set; prepare downloads what is missing", "check|prepare NAME [--data.path DIR …]"),

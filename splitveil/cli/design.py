@@ -18,7 +18,7 @@ from rich.table import Table
 from splitveil.cli.arguments import parse
 from splitveil.cli.cuts import short
 from splitveil.config import Config, to_dict, to_toml
-from splitveil.designing.budget import Budget, amount
+from splitveil.designing.budget import Budget, amount, plain
 from splitveil.designing.edges import Edge, edges_within
 from splitveil.designing.front import Wish, finalists, recommended, unbeaten
 from splitveil.designing.search import Design, Final, Search, Tried
@@ -45,20 +45,24 @@ def design(own: dict[str, Any], flags: list[str]) -> bool:
         raise UserError("--cem.surrogate is none, but a search varies CEM; take rate, or another of `splitveil list surrogates`")
     budget = Budget(*(amount(own[flag], flag) for flag in ("--max-macs", "--max-weights", "--max-numbers")))
     counts = {flag: whole(own[flag], flag) for flag in ("--trials", "--short-epochs", "--finalists")}
-    minutes, most_ms = amount(own["--minutes"], "--minutes"), amount(own["--max-ms"], "--max-ms")
+    minutes, most_ms = plain(own["--minutes"], "--minutes", "30"), plain(own["--max-ms"], "--max-ms", "2.5")
     suite(own["--suite"])  # a name that is none is told before anything is trained
-    if (config.model, config.defences) != (Config().model, Config().defences):
-        tell_once("design chooses the model and the defences itself: those of the recipe and the flags are not used")
     task = build_splits(config).task
     names = [name.strip() for name in own["--models"].split(",") if name.strip()] or MODELS.names()
     edges = edges_within(budget, [MODELS[name].config() for name in names], task.shape, len(task.classes))
-    say(f"{len(edges)} edges of {len({edge.method for edge in edges.values()})} models stay within the budget")
+    if (config.model, config.defences) != (Config().model, Config().defences):
+        tell_once("design chooses the model and the defences itself: those of the recipe and the flags are not used")
+    models = {edge.method for edge in edges.values()}
+    say(f"edges within the budget: {len(edges)}, of {', '.join(sorted(models))}")
     began = time.monotonic()
     until = float("inf") if minutes is None else began + 60 * minutes * SHARE_OF_TRIALS
     out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out):
         search = Search(out, config, edges, counts["--short-epochs"], most_ms, task)
-        tried = search.try_designs(counts["--trials"], until, Teller(counts["--trials"]))
+        done, trials = len(search.tried()) + len(search.failures), counts["--trials"]
+        if 0 < done < trials:
+            say(f"{done} of {trials} trials were done before; the search goes on with the others")
+        tried = search.try_designs(trials, until, Teller(trials))
         if not tried:
             reason = next(iter(search.failures.values()), "no time was left for one; raise --minutes")
             raise UserError(f"no trial came to its end: {reason}")
@@ -87,16 +91,17 @@ class Teller:
     def __call__(self, number: int, tried: Design, result: Tried | str, seconds: float) -> None:
         self.seconds.append(seconds)
         left = (self.total - number) * sum(self.seconds) / len(self.seconds) / 60
+        finalists = "are next" if number == self.total else "in about a minute" if left < 1.5 else f"in about {left:.0f} min"
         came = line(result) if isinstance(result, Tried) else f"{tried.name} failed: {result}"
-        say(f"trial {number} of {self.total}: {came}; {left:.0f} min left")
+        say(f"trial {number} of {self.total}: {came}; finalists {finalists}")
 
 
 def line(judged: Tried | Final) -> str:
-    return f"{judged.design.name}: accuracy {judged.accuracy:.3f}, attacker's MSE {judged.mse:.4f}"
+    return f"{judged.design.name}: validation accuracy {judged.accuracy:.3f}, attacker's MSE {judged.mse:.4f}"
 
 
 def wish_of(own: dict[str, Any]) -> Wish:
-    accuracy, mse = amount(own["--accuracy"], "--accuracy"), amount(own["--mse"], "--mse")
+    accuracy, mse = plain(own["--accuracy"], "--accuracy", "0.88"), plain(own["--mse"], "--mse", "0.03")
     for flag, value in (("--accuracy", accuracy), ("--mse", mse)):
         if value is not None and value > 1:
             raise UserError(f"{flag} is {own[flag]}, must be at most 1, such as {0.88 if flag == '--accuracy' else 0.03}")
@@ -154,14 +159,14 @@ def facts(one: Tried | Final) -> dict[str, Any]:
 def show(finals: list[Final], best: Final, failures: dict[str, str]) -> None:
     """The designs that no other beats, on the terminal."""
     table = Table(title="finalists that no other beats; * is recommended", box=SIMPLE_HEAD, padding=0)
-    for column in ("design", "accuracy", "edge alone", "MSE", "MACs", "weights", "sent"):
+    for column in ("design", "test\naccuracy", "edge\nalone", "MSE", "MACs", "weights", "sent"):
         table.add_column(column, justify="left" if column == "design" else "right", overflow="fold")
     for final in unbeaten(finals):
         cost, alone = final.design.edge.cost, final.summary.edge_alone
         assert cost.macs is not None and cost.parameters is not None
-        star = " *" if final is best else ""
+        star = "*" if final is best else " "
         table.add_row(
-            final.design.name + star, f"{final.summary.accuracy:.3f}", "–" if alone is None else f"{alone.accuracy:.3f}",
+            star + final.design.name, f"{final.summary.accuracy:.3f}", "–" if alone is None else f"{alone.accuracy:.3f}",
             f"{final.mse:.4f}", short(cost.macs), short(cost.parameters), str(cost.bytes // 4),
         )  # fmt: skip
     console = SafeConsole()

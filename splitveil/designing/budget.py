@@ -28,12 +28,22 @@ class Budget:
 
 def amount(text: str, flag: str) -> float | None:
     """21.2M, 85k or 512 as a number; None for an empty text."""
+    factor = FACTORS.get(text[-1:], 1.0)
+    return above_0(text[:-1] if text[-1:] in FACTORS else text, factor, text, flag, "21.2M, 85k or 512")
+
+
+def plain(text: str, flag: str, example: str) -> float | None:
+    """0.88 as a number; None for an empty text."""
+    return above_0(text, 1.0, text, flag, example)
+
+
+def above_0(digits: str, factor: float, text: str, flag: str, example: str) -> float | None:
     if not text:
         return None
     try:
-        number = float(text[:-1]) * FACTORS[text[-1]] if text[-1] in FACTORS else float(text)
+        number = float(digits) * factor
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise UserError(f"{flag} is {text!r}, must be a number above 0 such as 21.2M, 85k or 512")
+        raise UserError(f"{flag} is {text!r}, must be a number above 0 such as {example}")
     return number

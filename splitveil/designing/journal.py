@@ -12,6 +12,7 @@ from typing import Any
 
 from splitveil.registry import UserError
 from splitveil.rng import seed_of
+from splitveil.runs import differences
 
 try:
     import optuna
@@ -51,8 +52,10 @@ def open_study(path: Path, settings: dict[str, Any]) -> optuna.Study:
     settings, begun = json.loads(json.dumps(settings)), study.user_attrs.get("settings")
     if begun is None:
         study.set_user_attr("settings", settings)
-    elif other := [key for key in settings | begun if settings.get(key) != begun.get(key)]:
-        raise UserError(f"{path.parent} was begun with another {other[0]}; repeat that command, or choose another --out")
+    elif other := differences(begun, settings):
+        edges = "other edges, by --max-macs, --max-weights, --max-numbers or --models"
+        what = edges if other[0].startswith("edges.") else f"other settings ({other[0]})"
+        raise UserError(f"{path.parent} was begun with {what}; repeat that command, or choose another --out")
     return study
 
 

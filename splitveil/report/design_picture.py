@@ -27,11 +27,10 @@ def write_picture(tried: list[Tried], finals: list[Final], best: Final, out: Pat
     for one in finals:
         axes.scatter([one.mse], [one.accuracy], s=70, color=colours[one.design.edge.method], edgecolor=INK, zorder=3)
     axes.scatter([best.mse], [best.accuracy], s=190, facecolor="none", edgecolor=INK, linewidth=1.6, zorder=4)
-    axes.annotate(f"recommended: {best.design.name}", (best.mse, best.accuracy), (0.02, 0.03), textcoords="axes fraction",
-                  fontsize=8, color=INK, arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.7})  # fmt: skip
     axes.set_xlabel("strongest attacker's MSE: further right hides more", color=INK)
     axes.set_ylabel("validation accuracy", color=INK)
-    axes.set_title("Designs within the budget: small dots are trials, large ones full trainings", color=INK, fontsize=10)
+    told = f"small dots are trials, large ones full trainings\nrecommended, with a ring: {best.design.name}"
+    axes.set_title(f"Designs within the budget: {told}", color=INK, fontsize=9)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     axes.tick_params(colors=MUTED, labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -11,6 +11,7 @@ from typing import Any
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import WEIGHTS, weights_digest
 from splitveil.evaluation.audit_folder import is_audit
+from splitveil.evaluation.comparable import differences
 from splitveil.evaluation.flags import FLAGS
 from splitveil.evaluation.summary import AttackResult, Summary, read_summary
 from splitveil.evaluation.verdict import Verdict, verdict
@@ -127,6 +128,8 @@ def comparison(runs: list[Shown]) -> tuple[str, str]:
             "These runs were tested on different images, so they are not ranked.",
             "Each row stands for itself; only its share of its own ceiling can be set beside the others.",
         )
+    if set_apart(attacked):
+        return "These runs do not compare, so they are not ranked.", "Each row stands for itself."
     if any(faced(run) != faced(attacked[0]) for run in attacked):
         return (
             "These runs did not face the same attacks, so they are not ranked.",
@@ -134,7 +137,8 @@ def comparison(runs: list[Shown]) -> tuple[str, str]:
         )
     first, least = attacked[0], max(attacked, key=lambda run: best_attack(run).mse)
     if least is first:
-        return f"No other run leaks less than {first.label}, the first.", alone(first)[1]
+        left = f"The best reconstruction of what it sends has an MSE of {small(best_attack(first).mse)}, {of_ceiling(first)}."
+        return f"No other run leaks less than {first.label}, the first.", f"{left} {alone(first)[1]}"
     ours, theirs = best_attack(least), best_attack(first)
     ratio = ours.mse / theirs.mse if theirs.mse else float("inf")
     times = f"{ratio:.1f} times" if ratio >= 1.1 else f"{ratio:.2f} times"
@@ -144,6 +148,13 @@ def comparison(runs: list[Shown]) -> tuple[str, str]:
         f"(MSE {small(ours.mse)} against {small(theirs.mse)}{overlap}). That is {of_ceiling(least)}."
     )
     return f"{least.label} leaks least{price(least, first)}.", detail
+
+
+def set_apart(runs: list[Shown]) -> list[str]:
+    """Why runs that `report --anyway` shows do not compare with the first of them, a sentence each."""
+    first, *others = runs
+    found = [(run, differences(first.summary, run.summary)) for run in others]
+    return [f"{run.label} does not compare with {first.label}: {'; '.join(why)}." for run, why in found if why]
 
 
 def best_attack(run: Shown) -> AttackResult:
@@ -212,6 +223,8 @@ def cautions(runs: list[Shown]) -> list[str]:
     found = []
     if len({run.test_set for run in runs}) > 1:
         found.append("The runs were tested on different images: their numbers cannot be compared row by row.")
+    else:
+        found += set_apart(runs)
     if any(faced(run) != faced(runs[0]) for run in runs):
         found.append(
             "The runs did not face the same attacks with the same settings: "

@@ -13,22 +13,22 @@ class Moments(NamedTuple):
 
 
 class Spread(torch.autograd.Function):
-    """Variance of each class around its mean: z [b, d], member [b, c] and mean [c, d] -> [c, d].
+    """Variance of each class around its mean: z [b, d], member [b, c], mean [c, d] and `sizes(member)` -> [c, d].
 
     Its gradient is 2 (z - mean) g / count: what z does to the mean adds nothing, because the deviations of a class sum to 0.
     Written out, because autograd would keep and make five arrays of the size of z where two are enough.
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, member: Tensor, mean: Tensor) -> Tensor:
-        ctx.save_for_backward(z, member, mean)
-        return member.T @ torch.addmm(z, member, mean, alpha=-1).square_() / sizes(member)
+    def forward(ctx: Any, z: Tensor, member: Tensor, mean: Tensor, size: Tensor) -> Tensor:
+        ctx.save_for_backward(z, member, mean, size)
+        return member.T @ torch.addmm(z, member, mean, alpha=-1).square_() / size
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        z, member, mean = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        z, member, mean, size = ctx.saved_tensors
         deviation = torch.addmm(z, member, mean, alpha=-1)
-        return deviation.mul_(member @ (2 * gradients[0] / sizes(member))), None, None
+        return deviation.mul_(member @ (2 * gradients[0] / size)), None, None, None
 
 
 def members(y: Tensor, n: int, dtype: torch.dtype) -> Tensor:
@@ -48,8 +48,10 @@ def class_moments(z: Tensor, y: Tensor, classes: int) -> Moments:
     bit for bit.
     """
     member = members(y, classes, z.dtype)
-    mean = member.T @ z / sizes(member)
-    return Moments(member.sum(0), mean, Spread.apply(z, member, mean.detach()))  # type: ignore[arg-type]
+    count = member.sum(0)
+    size = count.clamp_min(1).unsqueeze(1)
+    mean = member.T @ z / size
+    return Moments(count, mean, Spread.apply(z, member, mean.detach(), size))  # type: ignore[arg-type]
 
 
 def order_in_class(member: Tensor) -> Tensor:

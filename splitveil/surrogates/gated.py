@@ -12,14 +12,17 @@ Who trains the gate, `gate_objective`:
     cooperative   gate and edge both lower L, as first proposed. It cheats: dL/dlogit_m is a_m (|x_m - mu|^2 - v) / v, so that
                   descent takes the weight away from far samples until one sample a class has it all (measured: entropy 0.016).
 
-The adversarial gate cannot cheat. It reads z without handing a gradient back, so that the edge is rewarded for spread that is
-gone and not for misleading the gate (at the gate's optimum that is the whole gradient); a class for which its weighting
-finds less spread than equal weights is measured with equal weights; and the weights are mixed with equal ones until the effective
-number of samples, 1 / sum_m a_m^2, is `ess_floor` of the class: on heavy tails one outlier would take all.
+The adversarial gate cannot cheat, for three reasons:
+- It reads z without handing a gradient back. So the edge is rewarded for spread that is gone, and not for misleading the gate.
+  (At the gate's optimum that is the whole gradient.)
+- A class for which the gate finds less spread than equal weights do is measured with equal weights.
+- The weights are mixed with equal ones until the effective number of samples, 1 / sum_m a_m^2, is `ess_floor` of the class.
+  Without that, one outlier of a heavy tail would take all the weight.
 
-With `tokens` the samples of a class are the positions of z, or cells of it (shared/tokens.py): the gate looks for the positions,
-or kinds of tokens, that spread most. The loss is then the hinge on a mean over positions, never below that of `uniform` where all
-variances are above tau, and no bound on bits. With `attention` the gate sees how a token differs from those it is like.
+With `tokens` the samples of a class are the positions of z, or cells of it (shared/tokens.py). The gate looks for the
+positions, or kinds of tokens, that spread most. The loss is then the hinge on a mean over positions. It is never below that of
+`uniform` where all variances are above tau, but it is no bound on bits. With `attention` the gate also sees how a token differs
+from similar ones.
 
 Preset `as_written`: cooperative, statistics of an affine LayerNorm(x), no floors, and a gate twice as wide,
 which finds no more (docs/surrogates/gated.md). Suggested: strength 4 to 16 at loss_scale 0.1.

@@ -4,21 +4,22 @@
 
 An upper bound of I(x; z' | y), like `rate`, but modes of a class that lie apart cost log of their number, not the logarithm of
 the distance between them. In `refresh`, EM over all training features (once an epoch) gives pi_j, mu_j and S_j of each class.
-A batch's samples take part by their soft responsibilities under the stored mixture, r_nj ~ pi_j N(z_n; mu_j, S_j + s^2 I),
-and the gradient flows through these and through z. The M samples of a class are too few for a mixture of their own, so the stored
-one stands by as P = prior * (components of the class) more samples that it would have drawn itself, P pi_j of each component:
+Each sample of a batch is shared out over the components by the stored mixture, r_nj ~ pi_j N(z_n; mu_j, S_j + s^2 I), and the
+gradient flows through these shares and through z. The M samples of a class are too few for a mixture of their own. So the stored
+mixture is added as if it had drawn P = prior * (components of the class) further samples, P pi_j of each component:
 
     pi'_j = (m_j + P pi_j) / (M + P)                                         m_j = sum_n r_nj
     S'_j  = (sum_n r_nj (z_n - mu_j)(z_n - mu_j)^T + P pi_j S_j) / (m_j + P pi_j)          or its diagonal
 
-Fitting the mixture does not cheat: it tightens the bound, because -sum pi log pi and unbiased covariances are in it (S_j is
-multiplied by N_j / (N_j - 1), as mu_j was fitted to the same N_j images). A class that has no mixture yet falls back to the
+Fitting the mixture does not cheat. It tightens the bound, because the bound contains -sum pi log pi and unbiased covariances (S_j
+is multiplied by N_j / (N_j - 1), since mu_j was fitted to the same N_j images). A class that has no mixture yet falls back to the
 diagonal rate of the batch. Full covariances cost (classes * components) Cholesky factors of d x d in every step.
 
-The determinant of a full covariance is far too low where there are few samples a dimension. So a component of fewer than 2 d
-images keeps its diagonal, that of more is raised by the known bias (`undone`), and P is 4 d a component: a batch's few samples,
-mixed in with a larger share, would shrink all directions but their own. The gradient is that much smaller. What is left is an
-estimate of the bound, as any number from samples is; on Gaussians of any size it came out within a few per cent of the truth.
+The determinant of a full covariance comes out far too low where there are few samples for each dimension. So a component of fewer
+than 2 d images keeps its diagonal only, and the determinant of one with more is raised by the known bias (`undone`). P is 4 d for
+each component, because with a smaller P the few samples of a batch would shrink all directions but their own; the gradient is
+smaller for it. The result is an estimate of the bound, as any number from samples is. On Gaussians of any size it came out within
+a few per cent of the truth.
 
 Letters: b batch, g classes that can be present, n places of a class, k or j components, d dimensions.
 """

@@ -7,8 +7,8 @@
                                        get centres of their own
                                 slots: the means of the slots over the class
 
-k-means settles in the first optimum it finds and its warm starts stay there; the attention, which is trained on every batch,
-offers a way out. The attention's gradient does not reach z, so there is nothing to cheat with.
+k-means settles in the first optimum that it finds, and starting from its old centres it stays there. The attention, which is
+trained on every batch, offers other centres. The attention's gradient does not reach z, so there is nothing to cheat with.
 """
 
 import dataclasses

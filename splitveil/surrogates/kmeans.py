@@ -15,15 +15,16 @@ distance v_ck of every cluster. In a batch each sample belongs to the nearest ce
     reference   class value sum_k pi R                                                     L = mean over the classes present
     as_written  class value R(sum_k pi w)                                                  L = sum_c beta_c value_c
 
-Which cluster a sample is in is information too, H(pi) nats of it; R is 2/d of a rate, hence the factor. Without that charge
-(`charge_modes` false, and the published presets) a class may hide up to log K nats in K points without any spread. A class
-without modes is cheaper as one cluster around its middle, and is measured so.
+Which cluster a sample is in is information too, H(pi) nats of it. R stands for 2/d of a rate, so H(pi) is charged with the same
+factor. Without that charge (`charge_modes` false, and the published presets) a class may hide up to log K nats in K points that
+have no spread at all. A class without modes costs less as one cluster around its middle, and is then measured as one.
 
-beta_c is the class's share of the batch. A centre from the whole training set needs no company: single samples are pulled too.
-`reference` is the published code's rule with n_c = (images in full batches) / C; 15 clusters there, and 5 where the cut ends in
-a sigmoid. Its weights misalign when a cluster is a singleton, which is not copied. By default the class value does not depend
-on which clusters a small batch happens to hit, and a cluster has at least `members` images, or K clusters of a small class would
-sit on its images. Before the first refresh, and in loss_uniform, a class is one cluster around its mean in the batch.
+beta_c is the class's share of the batch. The centres come from the whole training set, so a sample that is alone in its class is
+pulled too. `reference` is the rule of the published code, with n_c = (images in full batches) / C; that code has 15 clusters, and
+5 where the cut ends in a sigmoid. Its weights are misaligned when a cluster has a single image; we do not copy that. By default
+the class value does not depend on which clusters a small batch happens to hit. A cluster has at least `members` images, because K
+clusters of a small class would otherwise sit on its images. Before the first refresh, and in loss_uniform, a class is one
+cluster around its mean in the batch.
 
 `as_written` is the method as it was first proposed: squared distances are summed, and a class has one variance, of the batch.
 Suggested: K from 3 to 8, a larger tau with more noise, and a refresh every few epochs when features move slowly.

@@ -12,18 +12,19 @@ nothing to cheat with. Four forms of the bound:
                                                              the diagonal form for a class in which that is less
     tokens     h w (1/2 log det(I + S / sigma^2) - 1/2 log det(I + S_N / sigma^2))        of z with c channels, h rows, w columns
 
-White noise is white along any orthonormal directions. So `turned` is an upper bound of `full` whatever V_c is: a determinant is
-at most the product of the diagonal (Hadamard), in any orthonormal basis that begins with V_c, and of variances with the same sum
-equal ones have the largest product. It is exact if V_c are eigenvectors and the rest of the spread is round. V_c is [d, r], the
-directions in which the class spreads most over the training set, found anew in `refresh`; nothing there follows the loss.
+White noise is white along any orthonormal directions. So `turned` is an upper bound of `full` for every V_c, by two steps. In any
+orthonormal basis that begins with V_c, a determinant is at most the product of the diagonal (Hadamard). And of all variances with
+the same sum, equal ones have the largest product. The bound is exact if V_c are eigenvectors and the rest of the spread is the
+same in all directions. V_c is [d, r], the directions in which the class spreads most over the training set. `refresh` finds them
+anew; the loss does not train them.
 
 In `tokens`, S is the covariance within the class of a position together with its neighbours N, the one to its left and the three
 above, and S_N that of these neighbours; both are means over all positions. So it is the information of a position given its
-neighbours as they are sent: what a map repeats is charged once. It is a bound too. By the chain rule h(z') is the sum over
-positions of h(z'_p | all before p), each at most h(z'_p | N); of all vectors with that covariance the Gaussian has most
-conditional entropy; and this is concave in the covariance, so that the mean covariance has no less than the positions on average.
-It is looser than `full` by what positions share with those further away and by how much they differ, but its 5 c dimensions meet
-h w times as many samples.
+neighbours as they are sent, and what a map repeats is charged once. It is a bound too. By the chain rule h(z') is the sum over
+positions of h(z'_p | all before p), and each of these is at most h(z'_p | N). Of all vectors with a given covariance the Gaussian
+has the largest conditional entropy. That entropy is concave in the covariance, so the mean covariance has at least as much as the
+positions have on average. The bound is looser than `full`, because it ignores what positions share with those further away and
+how they differ from each other. But it needs a covariance of 5 c dimensions only, and has h w times as many samples for it.
 
 The loss is in nats per dimension, weighted by class share; `splitveil.metrics.leakage` measures the same bound over a whole
 data set. Suggested: form diagonal, strength 0.4 with lr_rescale off, as in the demo. Without Gaussian noise the bound is

@@ -1,27 +1,28 @@
-"""recall: attention as the attacker's memory, a kernel regression (Nadaraya 1964, Watson 1964) that leaves out who asks.
+"""recall: attention as the attacker's memory, a kernel regression (Nadaraya 1964, Watson 1964) on the other samples of the class.
 
-Within the samples of a class, each of the batch asks all others, also those that a bank remembers, by its features, and is
-answered with their pictures:
+Each sample of the batch compares its features with those of all other samples of its class, also with those that a bank
+remembers. The more alike the features are, the more the other sample's picture counts in the guess x^_i:
 
     a_ij = mean over s of softmax over j != i of  -s |z_i - z_j|^2 / u          u = mean |z_i - z_j|^2 in the class
     x^_i = sum_j a_ij t(x_j)                                                    t(x), a small picture of x
     L_c  = max(0, -log( sum_i |t(x_i) - x^_i|^2 / sum_i |t(x_i) - mean of the others|^2 ))
     L    = sum_c beta_c L_c + rate * (the loss of the surrogate `rate`)
 
-L_c is 0 when z tells nothing about x beyond the class. It minds how the samples of a class lie, and not how far apart: that is
-what `rate` charges for. The memory is always trained, has no inner loop, and nothing in it can be trained to look away.
+L_c is 0 when z tells nothing about x beyond the class. It depends on how the samples of a class lie to each other and not on how
+far apart they are, for which `rate` charges. The memory needs no training and no inner loop: it is the samples themselves. So
+nothing in it can be trained to look away.
 
     memory    linear: x^_i is that of a ridge regression from the z to the pictures of the others in the class, whose penalty is
               what the channel's noise amounts to, n sigma^2. Its weights a_ij may be negative; they sum to 1 as well.
-              both: each class is measured by the memory that recalls more of it. Each is an attacker who exists, so the larger
-              L_c is as honest as either, and nothing in it is trained
+              both: each class is measured by the memory that recalls more of it. An attacker could use either, so the larger
+              L_c is as honest as each of the two, and nothing in it is trained
     unit      seen: u = mean |z_i - z_j|^2 + 2 d sigma^2, the squared distance of two samples under the channel's noise, so that z
               which drowns in the noise is not told apart
     tokens    z [c, h, w] and the picture are cut into tokens x tokens cells; each asks the same cell of the others for its part
               of the picture. A cell has few dimensions, so that a near neighbour is there to be found, as for a decoder that
               looks at a part of z at a time
-    heads     as many more attentions join the mean, -s |P (z_i - z_j)|^2 / u with P and s trained to recall *better*: the
-              adversary's side, whose gradient does not reach z. A class for which they recall worse is measured without them
+    heads     as many further attentions join the mean, -s |P (z_i - z_j)|^2 / u. Their P and s are trained to recall *better*, on
+              the adversary's side: their gradient does not reach z. A class for which they recall worse is measured without them
 
 Measured on clean z. Suggested: strength 0.1 with lr_rescale off, which is rate 0.4 and recall 0.1. Known failure: a decoder that
 was trained on thousands of images may find what a memory of some hundred of a class does not.
@@ -40,6 +41,7 @@ from torch import Tensor, nn
 
 from splitveil.options import option
 from splitveil.registry import SURROGATES, UserError
+from splitveil.statistics.leave_one_out import Distances, attention, linear_weights, squared_distances
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.surrogates.rate import Rate
 from splitveil.surrogates.shared.bank import MOST, SIZE, Bank
@@ -53,8 +55,6 @@ START = 8.0
 """Sharpness with which a learned attention starts."""
 SHARPEST = 1e4
 """Most that a learned sharpness becomes: by then the nearest sample alone answers."""
-SMALLEST = 1e-12
-"""Least u: z whose samples lie closer than a millionth counts as all alike, or the gradient would grow as z falls together."""
 FLOOR = 1e-3
 """Share of the pictures' spread below which an error counts no less: the logarithm of a perfect memory would be infinite."""
 
@@ -88,25 +88,29 @@ def bank_for(classes: int, numbers: int) -> int:
 
 
 class Memory(NamedTuple):
-    """The samples of each group. The first m places are for those of the batch; `own` and `distance` alone lead back to z."""
+    """The samples of each group. The first m places are for those of the batch; `own` and `distance` alone lead back to z.
+
+    v views of them differ in who may answer: the first with what is remembered, and if there is a bank one of the batch alone.
+    """
 
     z: Tensor  # [g, n, d]
-    own: Tensor  # [g, m, d], those of the batch, counted from somewhere else
+    own: Tensor  # [g, m, d], those of the batch
     distance: Tensor  # [g, m, n], squared
     picture: Tensor  # [g, n, p]
-    there: Tensor  # [g, n], 1 where there is a sample
-    company: Tensor  # [g, m, n], 1 where sample n may answer sample m: both are there, and they are not the same
+    there: Tensor  # [g, v, n], 1 where there is a sample that answers
+    company: Tensor  # [g, v, m, n], 1 where sample n may answer sample m: both are there, and they are not the same
 
-    def newest(self) -> "Memory":
-        """That of the batch alone."""
-        m, asks = self.company.shape[1], self.company.amax(2)
-        company = self.company[:, :, :m] * asks.unsqueeze(1)
-        return Memory(self.z[:, :m], self.own, self.distance[:, :, :m], self.picture[:, :m], asks, company)
+    def first(self) -> "Memory":
+        """The first view alone."""
+        return self._replace(there=self.there[:, :1], company=self.company[:, :1])
 
     def moving(self) -> Tensor:
         """z with the gradient of its first m places."""
-        m = self.own.shape[1]
-        return torch.cat([self.z[:, :m] + (self.own - self.own.detach()), self.z[:, m:]], 1)
+        return torch.cat([self.own, self.z[:, self.own.shape[1] :]], 1)
+
+    def answers(self, weights: Tensor) -> Tensor:
+        """The pictures that these weights [g, v, m, n] recall, [g, v, m, p]."""
+        return (weights.flatten(1, 2) @ self.picture).view(*weights.shape[:3], -1)
 
 
 def small_picture(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -114,82 +118,26 @@ def small_picture(x: Tensor, size: tuple[int, int]) -> Tensor:
     return nn.functional.adaptive_avg_pool2d(x, size).flatten(1)
 
 
-def squared_distances(z: Tensor, m: int) -> Tensor:
-    """Of the first m samples from all, […, n, d] -> […, m, n]; z should be near 0, since a^2 - 2 a b + b^2 cancels in float32."""
-    squares = torch.linalg.vector_norm(z, dim=-1).square()  # […, n], without an array as large as z
-    return (squares[..., :m].unsqueeze(-1) + squares.unsqueeze(-2) - 2 * (z[..., :m, :] @ z.mT)).clamp_min(0)
-
-
-class Distances(torch.autograd.Function):
-    """`squared_distances` of z [g, n, d]; the gradient goes to `own` [g, m, d], whose m samples both ask and answer.
-
-    Written out, because autograd would also make the gradients of all that is remembered, and several arrays as large as z.
-    """
+class Seated(torch.autograd.Function):
+    """`rows` [g, m, d], of which the samples of z [b, …] are those at `place` [b] of g * m; their gradient goes to z."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, z: Tensor) -> Tensor:
-        ctx.save_for_backward(z)
-        return squared_distances(z, own.shape[1])
+    def forward(ctx: Any, z: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.shape = z.shape
+        return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (z,), (pull,) = ctx.saved_tensors, gradients  # [g, m, n]
-        m = pull.shape[1]
-        newest = pull[:, :, :m]
-        found = (pull.sum(2) + newest.sum(1)).unsqueeze(2) * z[:, :m]
-        found.baddbmm_(newest + newest.mT, z[:, :m], alpha=-1)
-        if pull.shape[2] > m:
-            found.baddbmm_(pull[:, :, m:], z[:, m:], alpha=-1)
-        return found.mul_(2), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        padded = nn.functional.pad(gradients[0].flatten(0, 1), (0, 0, 0, 1))  # the last row is for one without a place
+        return padded.index_select(0, place).view(ctx.shape), None, None
 
 
-def attention(distance: Tensor, company: Tensor, sharpness: Tensor, noise: Tensor) -> Tensor:
-    """softmax over n of -s distance / u, [h, g, m, n]; `sharpness` [h] and `noise` [h] are those of each attention.
-
-    The weights of a sample that has no company mean nothing.
-    """
-    pairs = company.sum((-2, -1)).clamp_min(1)
-    spread = (distance * company).sum((-2, -1)) / pairs  # [h, g]
-    u = (spread + noise.unsqueeze(1)).clamp_min(SMALLEST)
-    closeness = distance * (-sharpness.unsqueeze(1) / u).unsqueeze(-1).unsqueeze(-1)
-    return (closeness + (company - 1) * 1e30).softmax(-1)
-
-
-def linear_weights(z: Tensor, mask: Tensor, m: int, sigma: float) -> Tensor:
-    """Weights of a ridge regression with intercept that leaves out who asks, [g, n, d] -> [g, m, n]; `mask` [g, n]: who is there.
-
-    With H the matrix that fits all samples, a_ij = H_ij / (1 - H_ii) leaves i out. H = 1/n + K (K + l)^-1 = 1/n + 1 - l M for the
-    Gram matrix K of centred z, the penalty l = n sigma^2 and M = (K + l)^-1. In float64: K may be 1e8 times l.
-    """
-    dtype, z, mask = z.dtype, z.double(), mask.double()
-    n = mask.sum(1).clamp_min(1).view(-1, 1, 1)
-    centred = (z - mask.unsqueeze(1) @ z / n) * mask.unsqueeze(2)
-    penalty = n * sigma**2
-    eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-    factor = torch.linalg.cholesky_ex(centred @ centred.mT + penalty * eye).L
-    residual = penalty * torch.cholesky_solve(eye[:, :m].expand(len(z), -1, -1), factor).mT - 1 / n  # 1 - H, rows of who asks
-    return (-residual / residual.diagonal(dim1=1, dim2=2).unsqueeze(2).clamp_min(1e-9)).to(dtype)
-
-
-def errors(answer: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-    """[g], the squared error of the answers [g, m, p], and that of the mean of the others."""
-    others_there = memory.company.sum(2, keepdim=True)
-    asks = others_there.clamp_max(1)  # [g, m, 1], 1 for a sample with company
-    own = memory.picture[:, : asks.shape[1]]
-    others = (memory.there.unsqueeze(1) @ memory.picture - own) / others_there.clamp_min(1)
-    return tuple(((own - guess).square() * asks).sum((1, 2)) for guess in (answer, others))  # type: ignore[return-value]
-
-
-def recalled(error: Tensor, usual: Tensor) -> Tensor:
-    """max(0, -log(error / usual)), and FLOOR of the usual error more on both sides; 0 where the pictures are all alike."""
-    return -torch.log(((error + FLOOR * usual + 1e-12) / ((1 + FLOOR) * usual + 1e-12)).clamp_max(1))
-
-
-def z_of_batch(z: Tensor, groups: Groups, m: int) -> Tensor:
-    """[b, …] features in their places among the first m of their group, [g, m, d]."""
-    g, n = groups.mask.shape
-    place = groups.place.div(n, rounding_mode="floor") * m + groups.place % n  # g * m for one without a place
-    return z.new_zeros(g * m + 1, z[0].numel()).index_copy_(0, place, z.flatten(1))[:-1].view(g, m, -1)
+def places_among(groups: Groups, m: int) -> Tensor:
+    """[b], which of the g * m places of the batch each sample has; g * m for one without a place."""
+    n = groups.mask.shape[1]
+    return groups.place if n == m else torch.sub(groups.place, groups.place // n, alpha=n - m)
 
 
 def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
@@ -197,6 +145,56 @@ def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
     if grid == 1:
         return rows
     return in_cells(rows, Cut(shape, grid, grid)).movedim(1, 3).flatten(4).flatten(0, 2)
+
+
+def memory_of(groups: Groups, z: Tensor, picture: tuple[int, ...], m: int, grid: int, alone: bool) -> Memory:
+    """The groups' samples, or their cells; `alone`: a second view has those of the batch z [b, …] alone. Writes into `groups`.
+
+    Distances and errors do not mind what they are counted from; counted from a sample, they are exact where all are equal.
+    """
+    n, dim, z_shape = groups.mask.shape[1], z[0].numel(), tuple(z.shape[1:])
+    rows = groups.x.sub_(groups.x[:, :1].clone())
+    own: Tensor = Seated.apply(z, rows[:, :m, :dim], places_among(groups, m))  # type: ignore[assignment]
+    kept, own, pictures = (
+        cells(part, shape, grid) for part, shape in ((rows[..., :dim], z_shape), (own, z_shape), (rows[..., dim:], picture))
+    )
+    place = torch.arange(n, device=z.device)
+    newest = place < groups.count.unsqueeze(1)  # [g, n]
+    others = newest[:, :m].unsqueeze(2) & (place[:m].unsqueeze(1) != place)
+    there = torch.stack([groups.mask, newest.to(rows.dtype)], 1) if alone else groups.mask.unsqueeze(1)
+    company = others.unsqueeze(1) * there.unsqueeze(2)  # [g, v, m, n]
+    there, company = (part.repeat_interleave(grid**2, 0) if grid > 1 else part for part in (there, company))
+    return Memory(kept, own, Distances.apply(own, kept), pictures, there, company)  # type: ignore[arg-type]
+
+
+def by_nearness(memory: Memory, sharpness: Tensor, hidden_by: float) -> Tensor:
+    """[g, v, m, p], the answers of attentions of sharpness [h], to which noise of a standard deviation hides distances."""
+    return memory.answers(attention(memory.distance, memory.company, sharpness, 2 * memory.z.shape[2] * hidden_by**2))
+
+
+def by_regression(memory: Memory, sigma: float) -> Tensor:
+    """[g, v, m, p], the answers of the linear memory."""
+    m, n = memory.company.shape[2:]
+    weights = linear_weights(memory.moving(), memory.there[:, 0], m, sigma).unsqueeze(1)
+    if memory.there.shape[1] > 1:
+        with torch.no_grad():
+            newest = linear_weights(memory.z[:, :m], memory.there[:, 1, :m], m, sigma)
+        weights = torch.cat([weights, nn.functional.pad(newest, (0, n - m)).unsqueeze(1)], 1)
+    return memory.answers(weights * memory.company)
+
+
+def errors(answers: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    """The squared errors of the answers [w, g, v, m, p], and that of the mean of the others: [w, g, v] and [g, v]."""
+    others_there = memory.company.sum(-1, keepdim=True)
+    asks = others_there.clamp_max(1)  # [g, v, m, 1], 1 for a sample with company
+    own = memory.picture[:, : asks.shape[2]].unsqueeze(1)
+    others = ((memory.there @ memory.picture).unsqueeze(2) - own) / others_there.clamp_min(1)
+    return tuple(((own - guess).square() * asks).sum((-2, -1)) for guess in (answers, others))  # type: ignore[return-value]
+
+
+def recalled(error: Tensor, usual: Tensor) -> Tensor:
+    """max(0, -log(error / usual)), and FLOOR of the usual error more on both sides; 0 where the pictures are all alike."""
+    return torch.log((((1 + FLOOR) * usual + 1e-12) / (torch.add(error, usual, alpha=FLOOR) + 1e-12)).clamp_min(1))
 
 
 def rows_of_unit_size(P: Tensor) -> Tensor:
@@ -216,12 +214,13 @@ class Heads(nn.Module):
         self.log_sharpness = nn.Parameter(torch.full((heads,), START).log())
 
     def forward(self, z: Tensor, company: Tensor, sigma: float) -> Tensor:
-        """[g, n, d] samples -> [h, g, m, n]."""
+        """[g, n, d] samples -> the mean of their weights [g, v, m, n]."""
         P = rows_of_unit_size(self.P)
         seen = torch.einsum("gnd,hwd->hgnw", z, P)
         noise = 2 * sigma**2 * P.square().sum((1, 2))  # [h]
         sharpness = self.log_sharpness.clamp_max(log(SHARPEST)).exp()
-        return attention(squared_distances(seen, company.shape[1]), company, sharpness, noise)
+        distance = squared_distances(seen.flatten(0, 1), company.shape[2]).unflatten(0, seen.shape[:2])
+        return attention(distance, company, sharpness, noise)
 
 
 @SURROGATES.register("recall", Config)
@@ -265,85 +264,66 @@ class Recall(Surrogate[Config]):
         """[b, d + p], what a bank keeps of a batch."""
         return torch.cat([self.flat(z), small_picture(x.to(z.dtype), self.shape[1:])], 1)
 
-    def memory(self, z: Tensor, groups: Groups, m: int) -> Memory:
-        """The samples of the groups, or of their cells; the first m places are for those of the batch z. Writes into `groups`."""
-        grid, n, z_shape = self.config.tokens, groups.mask.shape[1], tuple(z.shape[1:])
-        if grid > 1 and (len(z_shape) != 3 or any(side % grid for side in z_shape[1:])):
+    def memory(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Memory, Groups]:
+        """What the samples of the batch ask, and how they are grouped."""
+        grid, (m, share) = self.config.tokens, self.room(len(z))
+        if grid > 1 and (z.dim() != 4 or any(side % grid for side in z.shape[2:])):
             raise UserError(
-                f"recall: tokens={grid} needs z of shape [c, h, w] with sides that it divides, this cut has {list(z_shape)}; "
+                f"recall: tokens={grid} needs z of shape [c, h, w] with sides that it divides, this cut has {list(z.shape[1:])}; "
                 "set tokens=1"
             )
-        # Distances and errors do not mind what they are counted from; counted from a sample, they are exact where all are equal.
-        rows = groups.x.sub_(groups.x[:, :1].clone())
-        rows, picture = cells(rows[:, :, : self.dim], z_shape, grid), cells(rows[:, :, self.dim :], self.shape, grid)
-        place = torch.arange(n, device=z.device)
-        asks = place[:m] < groups.count.unsqueeze(1)  # [g, m]
-        company = (asks.unsqueeze(2) & (place[:m].unsqueeze(1) != place)) * groups.mask.unsqueeze(1)  # [g, m, n]
-        there, company = (part.repeat_interleave(grid**2, 0) if grid > 1 else part for part in (groups.mask, company))
-        own = cells(z_of_batch(z, groups, m), z_shape, grid)
-        distance: Tensor = Distances.apply(own, rows)  # type: ignore[assignment]
-        return Memory(rows, own, distance, picture, there, company)
+        places = 0 if self.bank is None else places_for(len(z), share, m, self.bank.size)
+        with torch.no_grad():
+            groups = group(self.rows(z, x), y, self.classes, m, self.bank, places, stand_in=False)
+        return memory_of(groups, z, self.shape, m, grid, alone=self.bank is not None), groups
 
-    def nearest(self, memory: Memory) -> Tensor:
-        """The attentions without anything learned, [h, g, m, n]."""
-        noise = 2 * memory.z.shape[2] * self.hidden_by**2 * torch.ones_like(self.sharpness)
-        return attention(memory.distance.unsqueeze(0), memory.company, self.sharpness, noise)
+    def plain(self, memory: Memory) -> Tensor:
+        """The answers in each way without anything learned, [w, g, v, m, p]."""
+        kind = self.config.memory
+        near = [by_nearness(memory, self.sharpness, self.hidden_by)] if kind != "linear" else []
+        ways = near + ([by_regression(memory, self.sigma)] if kind != "nearest" else [])
+        return torch.stack(ways) if len(ways) > 1 else ways[0].unsqueeze(0)
 
-    def linear(self, memory: Memory) -> Tensor:
-        """The weights of the linear memory, as if they were one attention [1, g, m, n]."""
-        weights = linear_weights(memory.moving(), memory.there, memory.company.shape[1], self.sigma)
-        return (weights * memory.company).unsqueeze(0)
-
-    def plain(self, memory: Memory) -> list[Tensor]:
-        """The ways to answer without anything learned, [h, g, m, n] each."""
-        ways = {"nearest": (self.nearest,), "linear": (self.linear,), "both": (self.nearest, self.linear)}
-        return [way(memory) for way in ways[self.config.memory]]
-
-    def of_classes(self, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
-        """L_c, the error and the usual error of each class [c] under the mean of attentions [h, g, m, n]."""
-        error, usual = (part.view(-1, self.config.tokens**2).sum(1) for part in errors(weights.mean(0) @ memory.picture, memory))
-        return recalled(error, usual), error, usual
-
-    def best(self, ways: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
-        """The same under the one of these ways that recalls most of a class."""
-        found, error, usual = zip(*(self.of_classes(weights, memory) for weights in ways))
-        return torch.stack(found).amax(0), torch.stack(error).amin(0), usual[0]
+    def of_classes(self, answers: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """The error under each of these answers [w, g, v, m, p] and the usual error, of each class: [w, c, v] and [c, v]."""
+        count = self.config.tokens**2
+        error, usual = (part if count == 1 else part.unflatten(-2, (-1, count)).sum(-2) for part in errors(answers, memory))
+        return error, usual
 
     def with_heads(self, plain: Tensor, found: Tensor, memory: Memory) -> Tensor:
-        """L_c where learned attentions join the plain ones [h, g, m, n], or `found` where they recall less."""
-        if self.heads is None:
-            return found
+        """L_c [c] where learned attentions join the plain ones with answers [g, v, m, p], or `found` where they recall less."""
+        assert self.heads is not None
         fixed = {name: value.detach() for name, value in self.heads.named_parameters()}
         rest = memory.company, self.hidden_by
         seen: Tensor = torch.func.functional_call(self.heads, fixed, (memory.moving(), *rest))
-        better, _, _ = self.of_classes(torch.cat([plain, seen]), memory)
-        # Worth 0, with the heads' gradient reversed: they climb while the edge descends.
-        climb, _, _ = self.of_classes(torch.cat([plain.detach(), self.heads(memory.z, *rest)]), memory)
+        heads, others = self.config.heads, 1 if self.config.memory == "linear" else len(self.sharpness)
+        # The second is worth 0, with the heads' gradient reversed: they climb while the edge descends.
+        pairs = (plain, seen), (plain.detach(), self.heads(memory.z, *rest))
+        joined = [torch.lerp(answer, memory.answers(own), heads / (heads + others)) for answer, own in pairs]
+        better, climb = recalled(*self.of_classes(torch.stack(joined), memory)).squeeze(2)
         return torch.maximum(better, found) + (climb.detach() - climb)
 
     def forward(self, z: Tensor, y: Tensor, x: Tensor) -> SurrogateOutput:
-        capacity, share = self.room(len(z))
-        places = 0 if self.bank is None else places_for(len(z), share, capacity, self.bank.size)
-        with torch.no_grad():
-            groups = group(self.rows(z, x), y, self.classes, capacity, self.bank, places, stand_in=False)
-        memory, beta = self.memory(z, groups, capacity), betas(groups)
-        ways = self.plain(memory)
-        found, error, usual = self.best(ways, memory)
-        loss, uniform = (beta * self.with_heads(ways[0], found, memory)).sum(), (beta * found).sum()
-        if self.bank is not None:  # what is remembered is not of this batch
-            with torch.no_grad():
-                newest = memory.newest()
-                uniform = (beta * self.best(self.plain(newest), newest)[0]).sum()
+        memory, groups = self.memory(z, x, y)
+        beta = betas(groups)
+        answers = self.plain(memory)
+        error, usual = self.of_classes(answers, memory)
+        error = error.amin(0) if len(error) > 1 else error.squeeze(0)  # of each class the way that recalls more
+        found = recalled(error, usual)  # [c, v]
+        loss = total = beta @ found
+        if self.heads is not None:
+            loss = (beta @ self.with_heads(answers[0, :, :1], found[:, 0], memory.first())).view(1)
         bits = self.rate(z, y)
         weight = self.config.rate
         diagnostics = {
-            "recalled": 1 - (error.sum() / usual.sum().clamp_min(1e-12)).detach(),
+            "recalled": 1 - (error[:, 0].sum() / usual[:, 0].sum().clamp_min(1e-12)).detach(),
             "variance": bits.diagnostics["variance"],
             "bits": bits.diagnostics["bits"],
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        return SurrogateOutput(loss + weight * bits.loss, uniform.detach() + weight * bits.loss_uniform, diagnostics)
+        uniform = torch.add(total[-1].detach(), bits.loss_uniform, alpha=weight)
+        return SurrogateOutput(torch.add(loss[0], bits.loss, alpha=weight), uniform, diagnostics)
 
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z

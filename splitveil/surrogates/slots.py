@@ -10,17 +10,20 @@
     L        sum_c beta_c ( mean_d max(0, log(v_cd + offset) - log level) + 2/d H(mass / m), or equal weights if that is less )
     mass_s = sum_m r_ms      ESS_s = mass_s^2 / sum_m r_ms^2      H entropy: which slot a sample is in is information too
 
-Nothing in it can be closed: attention only decides who belongs together, the variance is that of the features that leave the
-device, and a finer mixture that lowers the loss pays H and the unbiased denominator. Fitting is cooperative, because it tightens
-a bound. The attention reads z without handing a gradient back, so that the edge gains by spread that is gone, not by moving
-samples between slots. Equal weights stand in (`fallback`) where slots cannot be used: before the first refresh, in a class with
-fewer than two samples a slot (hence the bank), where one slot has taken everything, and where equal weights cost less. In the two
-last cases the attention still learns, or slots that are no use at the start would stay so.
+The loss cannot be switched off by training the attention. The attention only decides which samples belong together; the
+variance is that of the features that leave the device; and a finer mixture, which lowers the variance, pays for it by H and by
+the unbiased denominator. The attention and the edge both lower the loss ("cooperative"), because a better fit only tightens a
+bound. The attention reads z without handing a gradient back, so the edge gains by spread that is gone and not by moving samples
+between slots. Equal weights take the place of the slots (`fallback`) where these cannot be used: before the first refresh, in a
+class with fewer than two samples for each slot (hence the bank), where one slot has taken everything, and where equal weights
+cost less. In the last two cases the attention still learns, because slots that are of no use at the start would otherwise stay
+so.
 
-Deviations from the paper make it a soft k-means that can learn to be more. Random W_q and W_k make slots that mean nothing, so
-W_q is W_k, W_k and W_v start as the identity and alpha at 0. Under a LayerNorm samples with an offset in common look alike (4
-modes and an offset of 4 standard deviations: a variance 3.4 to 4 times too high), so there is none. The rounds look for a fixed
-point, so the gradient goes through the last one alone (Chang, Griffiths, Levine, NeurIPS 2022).
+We deviate from the paper so that it starts as a soft k-means, which can then learn to be more. With random W_q and W_k the slots
+would mean nothing, so W_q is W_k, W_k and W_v start as the identity, and alpha starts at 0. There is no LayerNorm, because under
+one samples that share a large offset look alike (with 4 modes and an offset of 4 standard deviations the variance came out 3.4 to
+4 times too high). The rounds look for a fixed point, so the gradient goes through the last round alone (Chang, Griffiths, Levine,
+NeurIPS 2022).
 
 With `tokens` the samples are the positions of z, or cells of it (shared/tokens.py), and slots are kinds of them that all
 positions of a class share: a measure of spread, and no bound on bits.

@@ -1,6 +1,6 @@
 """slots as first proposed, preset `as_written`: kept for comparison. Its gates close, and it defends nothing.
 
-What it does otherwise than slots.py; each part is an option of its own, so that one can see which of them lets the loss cheat:
+What it does unlike slots.py. Each part is an option of its own, so that one can see which of them lets the loss cheat:
 
     start        slots start at a draw from a learned Gaussian, in the rounds of Locatello et al. (NeurIPS 2020), on LayerNorm(x)
     measure      variance of y, the attention's output
@@ -13,8 +13,9 @@ What it does otherwise than slots.py; each part is an option of its own, so that
     wait_for_centres   "non-random centres": a zero loss for a class whose centres no refresh has computed. Off by default, since
                        slots that start at a draw from a Gaussian have no centres; in a training they come with the first refresh
 
-A gate that the loss trains can close, and then there is no loss ("cooperative"). "adversarial" gates have mean 1 over the
-dimensions and are trained to find the worst. Under preset `default` a class whose gates close is measured with equal weights.
+A "cooperative" gate is trained to lower the loss, so it can close, and then there is no loss left. "adversarial" gates have a
+mean of 1 over the dimensions, and are trained to find the dimensions with the largest loss. Under preset `default` a class
+whose gates close is measured with equal weights.
 
 The proposal leaves some values open. Ours: margin 0, mass_power 1.5 ("dominant slots"), slot_power 2, kappa 4 and tau_snr 1
 (variance against squared mean, from which the ratio speaks), beta' 4 (a rounded hinge), class gate b = half an equal share and

@@ -3,8 +3,8 @@
     L = sum_c beta_c mean_d max(0, log(v_cd + offset) - log(tau + offset))      v_cd variance of dimension d in class c
     tau = max(var_threshold * sigma^2, 1e-8)
 
-With a bank (by default where a batch holds few samples of a class) v_cd is that of the batch and of what is remembered.
-It is what gated attention pooling becomes when all attention weights are equal, so nothing can be cheated.
+With a bank (by default where a batch holds few samples of a class) v_cd is the variance over the batch and the remembered
+samples. `uniform` is what gated attention pooling becomes when all attention weights are equal, so nothing in it can cheat.
 Without Gaussian noise sigma only sets tau. Suggested: strength 4 to 16 at loss_scale 0.1.
 """
 

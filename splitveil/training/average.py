@@ -2,9 +2,10 @@
 
     a_t = a_(t-1) + w_t (p_t - a_(t-1))        w_t = max(1 - decay, 1 / t)
 
-The second arm of w makes the first steps a plain mean, so that the start of the training is forgotten. Averaged is every number
-of the model, running statistics of BatchNorm included, and what the task trains in the channel. The averages are made on the
-device, in tensors that stay where they are, so that a captured step holds them.
+While 1 / t is the larger of the two in w, a_t is the plain mean of all p so far; in this way the initial weights, a_0, are
+forgotten. Every number of the model is averaged, the running statistics of BatchNorm included, and so is what the
+task trains in the channel. The averages are made on the device, in tensors that are never replaced by others, so that a captured
+step can hold them.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One pass over a split with the channel on: predictions and features."""
+"""One pass over a split with the channel on, which gives predictions and features."""
 
 from typing import NamedTuple
 

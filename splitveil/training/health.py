@@ -1,10 +1,10 @@
-"""Alarms: what is wrong with the surrogate or the task by the numbers of an epoch, and what to do.
+"""Alarms: finds in an epoch's numbers what is wrong with the surrogate or the task, and says what to do.
 
     warnings_of(line, "gated", batch=128)     {"collapsed": "the attention of 'gated' has collapsed …"}, or {} if all is well
     task_warnings(line, shares, 500, last)    {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
 
-`line` is an epoch's line of metrics.jsonl, where a diagnostic x stands as cem_x, averaged over the steps. A diagnostic that
-is not logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
+`line` is an epoch's line of metrics.jsonl. It has each diagnostic x as cem_x, averaged over the steps. A diagnostic that is not
+logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
 """
 
 from collections.abc import Sequence

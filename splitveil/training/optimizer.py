@@ -1,7 +1,7 @@
-"""What trains edge and cloud: SGD for all of it, or Muon for the matrices inside and SGD for the rest.
+"""The optimiser of edge and cloud: SGD for all parameters, or Muon for the inner matrices and SGD for the rest.
 
-Muon moves a matrix as far in directions of which the gradient tells little as in those of which it tells much
-(`splitveil.compute.muon`), so that few epochs do what SGD takes many for. The last layer, whose rows are the classes, stays with
+Muon moves a matrix equally far in all directions, those in which the gradient is small and those in which it is large
+(`splitveil.compute.muon`). So it needs fewer epochs than SGD. The last layer, whose rows are the classes, stays with
 SGD, as do biases, gains, parameters of defences and matrices with a short side (the bottleneck at the cut).
 """
 

@@ -1,4 +1,4 @@
-"""Starts of the edge's first convolution, of which training then changes every weight.
+"""Starting weights of the edge's first convolution. Training then changes all of them.
 
     dirac        filter i passes channel i of the image on, for as many channels as there are; the others stay as they were
                  (Zagoruyko and Komodakis, "DiracNets", 2017; Jordan, airbench, 2024, starts its convolutions so)
@@ -6,7 +6,8 @@
                  of the task images, the largest first; filters beyond that stay as they were. Each is brought to the norm
                  that the model's own start gave the layer, because the model's learning rate was chosen for that.
 
-Deviation from airbench: its whitening layer is fixed, which would take from CEM the layer that sees the most of the image.
+Deviation from airbench: its whitening layer is fixed. Ours is trained, because CEM could not act on a fixed layer, and this one
+sees the most of the image.
 """
 
 import torch

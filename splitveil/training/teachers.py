@@ -4,11 +4,12 @@
     train.distillation.clean = "my_models:resnet"         a function that gives an nn.Module; its module needs --import
     train.distillation.defended = "ema"                   the running average of the student itself, through its own channel
 
-A teacher's noise is drawn anew at each step. That is right: KL depends on the teacher's answer p only through p itself and a
-term without the student, so the student's gradient is on average that of the answer averaged over the noise.
+A teacher's noise is drawn anew at each step. This is right, because KL is linear in the teacher's answer p, but for a term that
+does not depend on the student. So the student's gradient is, on average, that for the answer averaged over the noise.
 
-Where a teacher always says the same of an image, and augmentation makes fewer images of it than there are epochs in which it is
-asked, all answers are computed before the first epoch; the draws of a batch then say which ones it needs.
+If a teacher always gives the same answer to an image, and augmentation makes fewer variants of an image than there are epochs in
+which the teacher is asked, all answers are computed before the first epoch. The random numbers of a batch then say which of
+them it needs.
 """
 
 import dataclasses

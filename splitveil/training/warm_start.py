@@ -1,9 +1,9 @@
-"""Before the first epoch: what a defence trains against gets a start, on the attacker's images and an edge that does not move.
+"""Before the first epoch: trains the network that a defence trains against, on the attacker's images and a fixed edge.
 
     for each batch of each pass        z = edge(x)        z' = channel(z)        inner_step of the defences that ask for it
 
 The edge is as it was initialised, in eval mode, so that neither its weights nor its running statistics change. Every process of a
-group makes the same steps. A run that is killed before its first checkpoint begins with this again.
+group makes the same steps. A run that is killed before its first checkpoint does this again when it is resumed.
 """
 
 import torch

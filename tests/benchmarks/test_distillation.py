@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.distillation import ROWS, STRENGTHS, TEACHERS, config_of, gains, markdown
-from benchmarks.distillation import measured as measured_of
+from benchmarks.distillation import ROWS, STRENGTHS, TEACHERS, config_of, gains, markdown, measure_all
 from splitveil.cli.arguments import parse
 from splitveil.registry import UserError
 
@@ -72,7 +71,7 @@ def test_what_was_measured_with_other_settings_is_not_taken_for_what_is_asked_fo
 ) -> None:
     attacks = ["--attacks", "ridge,decoder", "--attacks.1.epochs", "1", "--attacks.1.blocks", "1", "--attacks.1.width", "4"]
     flags = [*small, "--train.epochs", "1", "--name", "off-0.4-0", *attacks]
-    first = measured_of(parse(flags), tmp_path)
-    assert measured_of(parse(flags), tmp_path) == first
+    first = measure_all([parse(flags)], tmp_path, 2)
+    assert measure_all([parse(flags)], tmp_path, 2) == first
     with pytest.raises(UserError, match="holds a run with other settings"):
-        measured_of(parse([*flags, *other.split()]), tmp_path)
+        measure_all([parse([*flags, *other.split()])], tmp_path, 2)

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from in_process import Cli
 
+from splitveil.cli.design import Teller
 from splitveil.config import from_dict
+from splitveil.designing.edges import Edge
+from splitveil.designing.search import Design, Tried
+from splitveil.metrics.cost import Cost
+from splitveil.registry import MODELS
 from splitveil.runs import Run
 
 SEARCH = [
@@ -50,7 +55,7 @@ def test_a_search_leaves_table_picture_and_recipes_and_goes_on_where_it_was(
     wanted = splitveil(*words, "--accuracy", "1", "--mse", "1")
     assert wanted.code == 3 and "no design is what was asked for" in wanted.err
     other = splitveil(*words, "--seed", "5")
-    assert other.code == 2 and "begun with another seed" in other.err
+    assert other.code == 2 and "begun with other settings (seed: 0, not 5)" in other.err
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,9 @@ def test_a_search_leaves_table_picture_and_recipes_and_goes_on_where_it_was(
         ("--max-macs plenty", "--max-macs is 'plenty', must be a number above 0"),
         ("--trials 0", "--trials is '0', must be a whole number of 1 or more"),
         ("--accuracy 88", "--accuracy is 88, must be at most 1"),
+        ("--accuracy high", "--accuracy is 'high', must be a number above 0 such as 0.88"),
+        ("--minutes 5k", "--minutes is '5k', must be a number above 0 such as 30"),
+        ("--max-ms soon", "--max-ms is 'soon', must be a number above 0 such as 2.5"),
         ("--models smal", "did you mean 'small'?"),
         ("--suite quik", "did you mean 'quick'?"),
         ("--max-macs 10", "stays within the budget"),
@@ -72,3 +80,32 @@ def test_a_mistake_is_one_line(splitveil: Cli, small: list[str], tmp_path: Path,
         found = splitveil("design", *small, "--out", tmp_path / "found", *words.split())
     assert found.code == 2 and said in found.err and len(found.err.strip().splitlines()) == 1
     assert not (tmp_path / "found").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_with_the_flag_that_chooses_another(
+    splitveil: Cli, small: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "found").write_text("mine")
+    found = splitveil("design", *small, "--models", "small", "--out", tmp_path / "found")
+    assert found.code == 2 and "found" in found.err and "--out chooses another folder" in found.err
+    assert "--runs" not in found.err and (tmp_path / "found").read_text() == "mine"
+
+
+def test_the_help_shows_no_flag_of_what_is_searched(splitveil: Cli) -> None:
+    shown = splitveil("design", "--help").out
+    assert "--train.epochs" in shown and "--cem.surrogate" in shown and "--models" in shown
+    for flag in ("--model ", "--model.", "--defences", "--attacks", "--name", "--cem.strength"):
+        assert flag not in shown, flag
+
+
+def test_a_design_is_told_as_it_was_measured_and_how_long_until_the_finalists(capsys: pytest.CaptureFixture[str]) -> None:
+    edge = Edge(MODELS["thin"].config(), 8, Cost(1, 1, 4))
+    tried = Tried(Design(edge, 0.3, 0.05), 0.9, 0.02)
+    tell = Teller(total=3)
+    for number, seconds in ((1, 120.0), (2, 20.0), (3, 1.0)):
+        tell(number, tried.design, tried, seconds)
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert (
+        first == f"trial 1 of 3: {tried.design.name}: validation accuracy 0.900, attacker's MSE 0.0200; finalists in about 4 min"
+    )
+    assert second.endswith("; finalists in about a minute") and last.endswith("; finalists are next")

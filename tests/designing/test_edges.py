@@ -63,6 +63,9 @@ def test_another_budget_is_told_by_the_cost_of_its_edges_though_their_names_are_
     wide, narrow = (edges_within(Budget(macs=macs), thin, SHAPE, 10) for macs in (3e6, 1e6))
     assert list(wide) == list(narrow)
     Search(tmp_path, base, wide, 1, None, task)
-    for edges, most_ms, setting in ((narrow, None, "edges"), (wide, 5.0, "max-ms")):
-        with pytest.raises(UserError, match=f"begun with another {setting}"):
+    for edges, most_ms, said in (
+        (narrow, None, "other edges, by --max-macs, --max-weights, --max-numbers or --models"),
+        (wide, 5.0, r"other settings \(max-ms: None, not 5.0\)"),
+    ):
+        with pytest.raises(UserError, match=f"begun with {said}"):
             Search(tmp_path, base, edges, 1, most_ms, task)

@@ -36,9 +36,11 @@ def test_a_search_is_repeated_by_its_seed(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    open_study(tmp_path / "journal.log", {"seed": 0, "data": "fashion"})
-    with pytest.raises(UserError, match="begun with another seed"):
-        open_study(tmp_path / "journal.log", {"seed": 1, "data": "fashion"})
+    open_study(tmp_path / "journal.log", {"seed": 0, "train": {"epochs": 20, "lr": 0.1}})
+    with pytest.raises(UserError, match=r"begun with other settings \(seed: 0, not 1\); repeat that command, or .* --out"):
+        open_study(tmp_path / "journal.log", {"seed": 1, "train": {"epochs": 20, "lr": 0.1}})
+    with pytest.raises(UserError, match=r"begun with other settings \(train.epochs: 20, not 5\)"):
+        open_study(tmp_path / "journal.log", {"seed": 0, "train": {"epochs": 5, "lr": 0.1}})
 
 
 def test_a_failed_trial_keeps_its_reason(tmp_path: Path) -> None:

@@ -317,6 +317,10 @@ def test_weights_trained_further_than_measured_are_marked(make: Maker, tmp_path:
 def test_a_first_run_that_leaks_least_is_said_to(make: Maker, tmp_path: Path) -> None:
     text = text_of(html_of([make("noisy", {"ridge": 0.03}), make("plain", {"ridge": 0.01})], tmp_path))
     assert "No other run leaks less than noisy, the first." in text
+    assert (
+        "The best reconstruction of what it sends has an MSE of 0.0300, 50 % of the error of an attacker who sees nothing. "
+        in text
+    )
 
 
 def test_a_single_run_has_a_report(make: Maker, tmp_path: Path) -> None:
@@ -396,6 +400,19 @@ def test_runs_on_different_test_images_are_neither_ranked_nor_put_under_the_same
     assert "leaks least" not in text
     found = grids([(run, run.summary.attacks["ridge"]) for run in read_runs(folders)])
     assert [[row.run.label for row in grid.rows] for grid in found] == [["a", "c"], ["b"]]
+
+
+def test_runs_whose_attackers_had_other_images_are_not_ranked_and_the_page_says_why(make: Maker, tmp_path: Path) -> None:
+    test = Part(1000, "test1")
+    folders = [
+        make(name, splits={"test": test, "auxiliary": Part(images, name * 8)}) for name, images in (("a", 800), ("b", 4500))
+    ]
+    text = text_of(write_report(folders, tmp_path / "report.html", anyway=True).read_text(encoding="utf-8"))
+    assert "These runs do not compare, so they are not ranked." in text
+    assert (
+        text.count("b does not compare with a: other images of the attacker (4500 images, sha256 bbbbbbbb, not 800 images") == 1
+    )
+    assert "No other run leaks less" not in text
 
 
 @pytest.mark.parametrize("attacks", [{"mean_image": CEILING}, {"mean_image": CEILING, "ridge": float("nan")}])

@@ -6,6 +6,7 @@ from cheating import CLASSES, DIM, OTHERS, SAMPLES, frozen, mixture, trained
 from golden import FEATURES, LABELS, Z
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from splitveil.registry import UserError
 from splitveil.statistics.by_class import class_moments
@@ -92,6 +93,76 @@ def test_the_loss_is_that_of_a_loop_over_the_classes(space: str, form: str, seed
         v = v.sum() if form == "trace" else v
         loss = loss + len(x) / b * (torch.log(v + 0.01) - torch.log(torch.tensor(tau))).clamp_min(0).mean()
     torch.testing.assert_close(surrogate(z, y).loss.double(), loss.double())
+
+
+def answers(t: list[Tensor], q: list[Tensor], k: list[Tensor], kind: str) -> list[Tensor]:
+    """What all tokens of a class answer each of them, token by token: a softmax, or NaLaFormer's equations."""
+    told = []
+    for own in q:
+        if kind == "softmax":
+            weights = torch.stack([own @ other / len(own) ** 0.5 for other in k]).softmax(0)
+        else:
+            norm = own.norm()
+            u, power = own / norm, 3 * (0.5 + norm.tanh())
+            Q = torch.cat([u.clamp_min(0) ** power, (-u).clamp_min(0) ** power])
+            weights = torch.stack([Q @ torch.cat([other.clamp_min(0) ** 3, (-other).clamp_min(0) ** 3]) + 1e-6 for other in k])
+            weights = weights / weights.sum()
+        told.append(torch.stack([w * v for w, v in zip(weights, t)]).sum(0))
+    return told
+
+
+def of_a_class(surrogate: Gated, maps: Tensor, cells: int, kind: str) -> tuple[Tensor, Tensor]:
+    """The hinge of equal weights and of the gate's, of samples [n, c, h, w] of one class, token by token."""
+    high, wide = maps.shape[2] // cells, maps.shape[3] // cells
+    apart = maps - maps.mean(0)
+    places = [(i, row, column) for i in range(len(maps)) for row in range(cells) for column in range(cells)]
+    cut = [apart[i, :, r * high : (r + 1) * high, k * wide : (k + 1) * wide].flatten() for i, r, k in places]
+    assert surrogate.view is not None
+    scale = torch.stack([each.square().mean() for each in cut]).mean().sqrt().detach()
+    t = [each.detach() / scale + surrogate.view.place[r * cells + k] for each, (_, r, k) in zip(cut, places)]
+    seen = t
+    if surrogate.view.to_q is not None and surrogate.view.to_k is not None:
+        q, k = ([each @ to.weight.T for each in t] for to in (surrogate.view.to_q, surrogate.view.to_k))
+        seen = [torch.cat([each, each - answer]) for each, answer in zip(t, answers(t, q, k, kind))]
+    logits = [torch.tanh(surrogate.V @ each) * torch.sigmoid(surrogate.U @ each) @ surrogate.w for each in seen]
+    a, m = torch.stack(logits).softmax(0), len(t)
+    excess = m * a.square().sum() - 1  # m / ESS - 1, which must be 1 at most where half of the tokens stay effective
+    a = 1 / m + (a - 1 / m) * (1 / excess).sqrt().clamp_max(1)
+    penalties = []
+    for weights in ([1 / m] * m, a):
+        mean = sum(weight * e for weight, e in zip(weights, cut))
+        v = sum(weight * (e - mean) ** 2 for weight, e in zip(weights, cut))
+        assert isinstance(v, Tensor)
+        penalties.append(torch.log((v + 0.01) / (0.125 * 0.1**2 + 0.01)).clamp_min(0).mean())
+    return penalties[0], penalties[1]
+
+
+@pytest.mark.parametrize(("cells", "kind"), [(2, "none"), (4, "none"), (4, "softmax"), (4, "linear")])
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(3, 6))
+def test_over_tokens_loss_and_gradients_are_those_of_a_loop_over_classes_and_tokens(cells: int, kind: str, seed: int, b: int):
+    generator = torch.Generator().manual_seed(seed)
+    z, y = torch.randn(b, 2, 4, 4, generator=generator).double(), torch.randint(0, 2, (b,), generator=generator)
+    z = z * torch.linspace(0.2, 3, 4).double()  # places that differ in their spread
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"tokens": cells, "attention": kind, "hidden": 5, "offset": 0.01, "capacity": b + 2, "bank": 0}
+    surrogate = build("gated", dim=32, classes=2, sigma=0.1, z_shape=(2, 4, 4), **options).double()
+    assert isinstance(surrogate, Gated)
+    for parameter in surrogate.parameters():
+        torch.nn.init.normal_(parameter)
+    trained = list(surrogate.parameters())
+    z.requires_grad_()
+    worse, climb = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for c in range(2):
+        own = z[y == c]
+        if len(own) > 1:
+            equal, found = of_a_class(surrogate, own, cells, kind)
+            worse, climb = worse + len(own) / b * torch.maximum(equal, found), climb - len(own) / b * found
+    output = surrogate(z, y)
+    torch.testing.assert_close(output.loss, worse)
+    pulls = torch.autograd.grad(output.loss, [z, *trained])
+    goals = *torch.autograd.grad(worse, z, retain_graph=True), *torch.autograd.grad(climb, trained)  # the gate climbs
+    torch.testing.assert_close(pulls, goals, rtol=1e-6, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)

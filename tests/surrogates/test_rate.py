@@ -102,30 +102,49 @@ def test_the_full_form_has_its_digits_where_the_noise_is_small(b: int, sigma: fl
     assert pull.dtype == loss.dtype == torch.float32
 
 
-def of_a_position(maps: np.ndarray, sigma: float, neighbours: bool) -> float:
-    """Nats of a position given its neighbours before it, by numpy, one after the other: maps [n, c, h, w] of one class."""
-    n, _, h, w = maps.shape
-    around = np.pad(maps - maps.mean(0), ((0, 0), (0, 0), (1, 0), (1, 1)))
+def of_a_position(maps: Tensor, sigma: float, neighbours: bool) -> Tensor:
+    """Nats of a position given its neighbours before it, one after the other: maps [n, c, h, w] of one class."""
+    n, c, h, w = maps.shape
+    apart = maps - maps.mean(0)
     both, beside = [], []
     for i in range(n):
-        for row in range(1, h + 1):
-            for column in range(1, w + 1):
+        for row in range(h):
+            for column in range(w):
                 places = [(row, column - 1), *((row - 1, column + side) for side in (-1, 0, 1))] if neighbours else []
-                before = [around[i, :, r, k] for r, k in places]
-                beside.append(np.concatenate([np.zeros(0), *before]))
-                both.append(np.concatenate([*before, around[i, :, row, column]]))
-    sums = [np.stack(rows).T @ np.stack(rows) / len(rows) / sigma**2 for rows in (both, beside)]
-    return 0.5 * float(np.subtract(*(np.linalg.slogdet(np.eye(len(own)) + own)[1] for own in sums)))
+                inside = [0 <= r < h and 0 <= k < w for r, k in places]
+                before = [apart[i, :, r, k] if there else maps.new_zeros(c) for (r, k), there in zip(places, inside)]
+                beside.append(torch.cat([maps.new_zeros(0), *before]))
+                both.append(torch.cat([*before, apart[i, :, row, column]]))
+    sums = [torch.stack(rows).T @ torch.stack(rows) / len(rows) / sigma**2 for rows in (both, beside)]
+    whole, rest = (torch.linalg.slogdet(torch.eye(len(own)).double() + own)[1] for own in sums)
+    return 0.5 * (whole - rest)
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10_000), b=st.integers(2, 20), sigma=st.floats(0.05, 3), neighbours=st.booleans())
-def test_the_form_tokens_is_that_of_a_loop_over_positions(seed: int, b: int, sigma: float, neighbours: bool) -> None:
-    z, y = labelled(seed, b, 12, 3)
-    groups = [z[y == c].reshape(-1, 2, 3, 2) for c in range(3) if (y == c).sum() > 1]
-    expected = sum(len(maps) * of_a_position(maps, sigma, neighbours) / 2 for maps in groups) / b
-    surrogate = build("rate", dim=12, classes=3, sigma=sigma, form="tokens", neighbours=neighbours, z_shape=(2, 3, 2))
-    assert surrogate(torch.from_numpy(z), torch.from_numpy(y)).loss.item() == pytest.approx(expected, rel=1e-8, abs=1e-12)
+@given(
+    seed=st.integers(0, 10_000), b=st.integers(2, 20), sigma=st.floats(0.05, 3), neighbours=st.booleans(), banked=st.booleans(),
+)  # fmt: skip
+def test_the_form_tokens_and_its_gradient_are_those_of_a_loop_over_positions(
+    seed: int, b: int, sigma: float, neighbours: bool, banked: bool
+) -> None:
+    z, y = (torch.from_numpy(array) for array in labelled(seed, b, 12, 3))
+    options = {"form": "tokens", "neighbours": neighbours, "z_shape": (2, 3, 2), "bank": 9 * banked, "capacity": 20}
+    surrogate = build("rate", dim=12, classes=3, sigma=sigma, **options).double()
+    kept, kept_y = (torch.from_numpy(array) for array in labelled(seed + 1, 9 * banked, 12, 3))
+    if banked:
+        surrogate.after_step(kept, kept_y, torch.tensor(True))
+    rows, own = z.clone().requires_grad_(), z.clone().requires_grad_()
+    expected, scale = torch.zeros((), dtype=torch.float64), torch.ones(b, 1)
+    for c in range(3):
+        maps = torch.cat([own[y == c], kept[kept_y == c]]).view(-1, 2, 3, 2)
+        if len(maps) > 1 and (y == c).any():
+            expected = expected + (y == c).sum() / b * of_a_position(maps, sigma, neighbours) / 2
+            scale[y == c] = len(maps) / (y == c).sum()  # the batch's samples stand for the remembered ones
+    loss = surrogate(rows, y).loss
+    torch.testing.assert_close(loss, expected)
+    if expected.requires_grad:
+        (pull,), (expected_pull,) = torch.autograd.grad(loss, rows), torch.autograd.grad(expected, own)
+        torch.testing.assert_close(pull, expected_pull * scale, rtol=1e-6, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

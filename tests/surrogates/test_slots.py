@@ -58,6 +58,84 @@ def test_the_loss_is_that_of_a_loop_over_classes_and_slots() -> None:
     torch.testing.assert_close(surrogate(z, y).loss, expected)
 
 
+def shares_of(surrogate: Slots, rows: list[Tensor], centres: Tensor, weight: Tensor, variance: Tensor) -> Tensor:
+    """r [m, s] of the samples of one class by the equations, sample by sample and slot by slot."""
+    attention, cross, living = surrogate.attention, surrogate.cross, [s for s in range(len(weight)) if weight[s] > 0]
+    middle = sum(weight[s] * centres[s] for s in living)
+    scale = sum(weight[s] * (variance[s] + (centres[s] - middle).square().mean()) for s in living) ** -0.5  # type: ignore[operator]
+    x = [surrogate.project @ ((row - middle) * scale) for row in rows]
+    slots_ = [surrogate.project @ ((centres[s] - middle) * scale) for s in living]
+    W, beta, h = attention.to_k.weight, attention.log_beta.exp(), len(surrogate.project)
+
+    def belongs(points: list[Tensor], power: float) -> Tensor:
+        apart = [[(W @ (point - slot)).square().sum() / (2 * h**0.5) for slot in slots_] for point in points]
+        return torch.stack([(-power * beta * torch.stack(row)).softmax(0) for row in apart])
+
+    for i in range(attention.rounds):
+        slots_ = [slot.detach() if i > 0 else slot for slot in slots_]  # the gradient goes through the last round alone
+        r, new = belongs(x, 1), []
+        for s, slot in enumerate(slots_):
+            u = attention.to_v.weight @ sum(r[i, s] * x[i] for i in range(len(x))) / r[:, s].sum()
+            gru = attention.gru(u[None], slot[None])[0]
+            new.append(u + torch.tanh(attention.alpha) * (gru + attention.mlp(attention.norm(gru)) - u))
+        slots_ = new
+    keys, values = zip(*(cross.to_kv(cross.norm_slots(slot)).chunk(2) for slot in slots_))
+    after = []
+    for point in x:
+        q, parts = cross.to_q(cross.norm(point)).chunk(cross.heads), []
+        for head in range(cross.heads):
+            k, v = ([each.chunk(cross.heads)[head] for each in both] for both in (keys, values))
+            weights = torch.stack([q[head] @ each / len(each) ** 0.5 for each in k]).softmax(0)
+            parts.append(sum(w * each for w, each in zip(weights, v)))
+        y = point + torch.tanh(cross.alpha_attention) * (cross.out.weight @ torch.cat(parts))
+        after.append(y + torch.tanh(cross.alpha_ffn) * cross.ffn(y))
+    return belongs(after, surrogate.config.slot_power)
+
+
+def tokens_of_a_class(maps: Tensor, cells: int) -> list[Tensor]:
+    """The cells of samples [m, c, h, w] less the mean of the class at each place; whole samples, as they are, if there is one."""
+    if cells == 1:
+        return list(maps.flatten(1))
+    apart, high, wide = maps - maps.mean(0), maps.shape[2] // cells, maps.shape[3] // cells
+    places = [(i, row, column) for i in range(len(maps)) for row in range(cells) for column in range(cells)]
+    return [apart[i, :, r * high : (r + 1) * high, k * wide : (k + 1) * wide].flatten() for i, r, k in places]
+
+
+@pytest.mark.parametrize(("cells", "options"), [(1, {}), (1, {"slot_dim": 4, "rounds": 1}), (2, {}), (4, {"slot_power": 1.0})])
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_loss_and_gradients_are_those_of_a_loop_over_classes_samples_and_slots(
+    cells: int, options: dict[str, Any], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    kind = torch.randint(0, 2, (26, 2, 1, 1), generator=generator)
+    z = (4 * kind + torch.randn(26, 2, 4, 4, generator=generator)).double()
+    y = (torch.arange(26) > 11).long()  # unequal classes
+    surrogate = slots(z.flatten(1), y, 2, seed, slots=3, heads=2, tokens=cells, z_shape=(2, 4, 4), **options)
+    with torch.no_grad():
+        for parameter in surrogate.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator).double())
+        surrogate.weight[1] = torch.tensor([0.6, 0.0, 0.4])  # a slot that does not exist
+    z.requires_grad_()
+    expected, fits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for c in range(2):
+        rows = tokens_of_a_class(z[y == c], cells)
+        stored = surrogate.centre[c], surrogate.weight[c], surrogate.variance[c]
+        r = shares_of(surrogate, [row.detach() for row in rows], *stored)
+        x, share = torch.stack(rows), len(z[y == c]) / len(z)
+        m, v = len(x), x.var(0, unbiased=False)
+        biased, unbiased = (torch.log((v * f + 0.01) / (0.125 * 0.1**2 + 0.01)).clamp_min(0).mean() for f in (1, m / (m - 1)))
+        found = loss_of(x, r.detach())
+        one_has_all = (r.sum(0) > 0.01 * m).sum() < 2
+        expected = expected + share * (found if found <= unbiased and not one_has_all else biased)
+        fits = fits + share * loss_of(x.detach(), r)
+    output = surrogate(z, y)
+    torch.testing.assert_close(output.loss, expected)
+    learned = list(surrogate.parameters())
+    pulls = torch.autograd.grad(output.loss, [z, *learned])
+    goals = *torch.autograd.grad(expected, z), *torch.autograd.grad(fits, learned)  # attention learns where equal weights win too
+    torch.testing.assert_close(pulls, goals, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("offset", [0.0, 8.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_slots_find_the_variance_inside_four_modes_and_stay_alive(seed: int, offset: float) -> None:

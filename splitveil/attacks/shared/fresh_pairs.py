@@ -3,9 +3,9 @@
     x -> x'        unchanged for half of the images; else shifted by up to an eighth of a side, and mirrored with probability 1/2
     how [b, 3]     what was done: mirrored (0 or 1), the shift down and the shift right as shares of the largest
 
-The network is told `how` and learns E[x' | z', how]; in the attack `how` is 0, "as it was taken". So mirrored images do not
-become part of what it believes about images that are never mirrored, such as shoes and digits (non-leaking augmentation,
-Karras et al., NeurIPS 2022). Borders are reflected. It needs an edge that answers about any image: recorded pairs do not.
+The network is told `how`, and learns E[x' | z', how]. In the attack `how` is 0, "as it was taken". So the network does not expect
+mirrored images among those that are never mirrored, such as shoes and digits (non-leaking augmentation, Karras et al., NeurIPS
+2022). Borders are reflected. It needs an edge that it can send any image through; recorded pairs are not enough.
 """
 
 import torch

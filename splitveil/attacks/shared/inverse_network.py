@@ -13,8 +13,9 @@
 
 D is "res N# C#" of `splitveil.models.decoder` or the U-Net of `splitveil.models.unet_decoder`.
 
-The mask can be computed from z', so an unlimited network would not need it. A real one does: to tell a lost entry from a small
-one, it would have to learn a function that jumps at exactly 0. Letters: b batch, r releases, d numbers in z, k prototypes.
+The mask can be computed from z', so a network of unlimited size would not need it. A real network does need it, because to tell
+a lost entry from a small one it would have to learn a function that jumps at exactly 0. Letters: b batch, r releases, d numbers
+in z, k prototypes.
 """
 
 from collections.abc import Callable, Sequence

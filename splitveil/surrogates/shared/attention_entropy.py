@@ -1,4 +1,4 @@
-"""Entropy of a surrogate's attention: watched for each head, held by a penalty, and an alarm when it collapses.
+"""Entropy of a surrogate's attention: it is watched for each head, a penalty can hold it up, and an alarm tells of a collapse.
 
     h        H / log n of each row of an attention                                  statistics/attention.py has the equations
     usage    the same of the mean over the rows of a class: near 0 if every row looks at the same key
@@ -7,14 +7,15 @@
     floor    weight mean max(0, least - usage)^2
     targets  weight mean max(0, |h - theta_head| - band)^2,     theta = sigmoid(…), learned at a tenth of the rate
 
-A gate has one row a class, over its samples, so that usage is h. Slots and cross attention have a row for each sample, over
-slots: a sample that has its own slot (h near 0) is right, and all samples in one slot (usage near 0) is a collapse. While the
-alarm is on, the surrogate measures all classes with equal weights, and its `collapsed` and `fallback` say so. The alarm for
-single classes, which the surrogates have themselves, does not look back over steps.
+A gate has one row for each class, over its samples, so its usage is h. Slots and cross attention have a row for each sample,
+over the slots. There it is right if a sample has its own slot (h near 0), and a collapse if all samples share a slot (usage
+near 0). While the alarm is on, the surrogate measures all classes with equal weights, and its `collapsed` and `fallback` say
+so. The alarm for single classes, which the surrogates have themselves, does not look back over steps.
 
 The penalties are those of entropy-guided attention (Jha, Reagen, 2025), which sums squares over rows and jumps at the edge of its
-band; here they are means without a jump. Attention is computed from a z that is detached: the penalty trains the surrogate and
-never the edge, and its value is not part of the loss. Theta would drift to wherever h is; at a tenth of the rate it hardly does.
+band; here they are means without a jump. Attention is computed from a z that is detached. So the penalty trains the surrogate and
+never the edge, and its value is not part of the loss. Theta learns at a tenth of the rate, because it would otherwise drift to
+wherever h is.
 
 Letters: k heads of all layers, g classes, n rows of a class, s keys of a row.
 """

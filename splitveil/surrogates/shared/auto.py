@@ -1,9 +1,10 @@
-"""As many clusters as a class has modes: what `clusters = "auto"` keeps between two refreshes.
+"""Gives a class as many clusters as it has modes: what `clusters = "auto"` keeps between two refreshes.
 
-At a refresh the number of clusters of each class is voted on (statistics/number_of_clusters.py). It is taken the first time, and
-changed only if two votes in a row say the same, or the loss would jump with every epoch's doubt. A class whose number changes
-starts from the centres of the vote, others from their own. Where there are many classes they vote in turns. Shapes are those of
-the largest number; a cluster that is not used has weight 0, so that a captured step stays as it is.
+At a refresh, a vote says how many clusters each class has (statistics/number_of_clusters.py). The first vote counts at once.
+Later the number changes only if two votes in a row say the same, because otherwise the loss would jump whenever a vote is
+undecided. A class whose number changes starts from the centres of the vote, the others from their own. If there are many
+classes they vote in turns. Tensors have the shape of the largest number, and a cluster that is not used has weight 0, so that a
+captured step stays valid.
 """
 
 from math import ceil

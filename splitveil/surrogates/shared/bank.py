@@ -1,10 +1,11 @@
 """Class memory bank: the last features of every class, for batches that hold few samples of a class.
 
-With 100 or 530 classes a batch of 128 has one sample of a class, or none: no spread to measure. The bank is a ring buffer of
-`size` detached features a class, [c, size, d]. They join the statistics and receive no gradient.
+With 100 or 530 classes a batch of 128 has one sample of a class, or none, so there is no spread to measure. The bank is a ring
+buffer of `size` detached features for each class, [c, size, d]. They take part in the statistics and receive no gradient.
 
-Without one, at batch 128 and 200 classes, more than half of the samples have no company and get no gradient at all. So uniform,
-rate and gated have a bank of 16 unless told otherwise where a batch holds fewer than four samples of a class, and it is said.
+Without a bank, at batch 128 and 200 classes, more than half of the samples are alone in their class and get no gradient at all.
+So where a batch holds fewer than four samples of a class, uniform, rate and gated have a bank of 16 unless told otherwise, and
+a printed line says so.
 """
 
 import torch

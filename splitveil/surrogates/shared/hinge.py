@@ -6,8 +6,9 @@
 
 `tau_quantile` lets tau follow the training: it becomes the q-quantile of the variances that the hinge is asked about, so that a
 share 1 - q of them is pulled at any time, whatever the scale of z. It never falls below the fixed tau, under which the noise
-hides the spread anyway. The hinge brings the variances above tau down to tau; when they have all arrived, the quantile is where
-they are and nothing is above it. So tau stays below 0.98 of the mean of those above the quantile, and goes on falling.
+hides the spread anyway. The hinge pulls the variances above tau down to tau. When all of them have arrived they equal the
+quantile, and none is above it, so nothing would be pulled any more. To prevent this, tau is never more than 0.98 of the mean of
+the variances above the quantile, and goes on falling.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What a diagnostic means and how the report draws it: declared where the diagnostic is made, read by `report/figures.py`.
 
-A surrogate puts those that are its own into its `quantities`; COMMON has those that several surrogates log. A diagnostic
-that nobody declares is logged in metrics.jsonl and not drawn.
+A surrogate declares its own diagnostics in its `quantities`; COMMON has those that several surrogates log. A diagnostic that
+nobody declares is logged in metrics.jsonl but not drawn.
 """
 
 from typing import Literal, NamedTuple

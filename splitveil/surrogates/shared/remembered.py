@@ -1,12 +1,12 @@
 """Variances of a batch's samples together with those that the bank remembers.
 
-The two are not laid side by side: of 100 classes with 16 remembered samples each, a batch of 128 is a small part, and only it
-gets a gradient. A remembered sample has none, so those of the batch stand for it: without the factor
+The two are not copied into one tensor, because with 100 classes and 16 remembered samples each a batch of 128 is a small part
+of them, and only the batch gets a gradient. Remembered samples get none. So that a bank does not weaken the pull, the gradient
+of the batch's samples is multiplied by
 
     (samples of the class in the batch + remembered ones) / (samples of the class in the batch)
 
-on their gradient a bank would weaken the pull. Letters: b batch, g groups (classes that can be present), s remembered, d
-dimensions.
+Letters: b batch, g groups (classes that can be present), s remembered, d dimensions.
 """
 
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ def together(z: Tensor, y: Tensor, classes: int, bank: Bank) -> Together:
         mean = (member.T @ z + (weight @ kept).squeeze(1)) / total.clamp_min(1).unsqueeze(1)
         beside = (weight @ (kept - mean.unsqueeze(1)).square_()).squeeze(1)  # sums of squares
     # 2 (z - mean) / count is the gradient with the factor, as the deviations of all samples sum to 0.
-    spread: Tensor = Spread.apply(z, member, mean)  # type: ignore[assignment]
+    spread: Tensor = Spread.apply(z, member, mean, count.clamp_min(1).unsqueeze(1))  # type: ignore[assignment]
     whole = torch.addcmul(beside, count.unsqueeze(1), spread.detach()) / total.clamp_min(1).unsqueeze(1)
     return Together(spread + (whole - spread.detach()), label, count, total)
 

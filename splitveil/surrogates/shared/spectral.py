@@ -8,8 +8,8 @@
     capped    the same, and |gamma| is at most `cap`
     fixed     gamma is `cap`
 
-A norm that cannot run away keeps logits, and with them the entropy of attention, within bounds (statistics/attention.py). A
-learned gamma slows a collapse and does not rule it out; a cap does. The norm of a single row is its length.
+If this norm is bounded, so are the logits, and with them the entropy of attention (statistics/attention.py). A learned gamma
+slows a collapse but does not rule it out; a cap does. The norm of a single row is its length.
 
 `reparam` does this to named weights of a module in place, by torch's parametrizations; `SigmaLinear` is a linear layer that has
 it; `fold` makes them plain weights again, of the same function, for export. Nothing moves in a forward pass: `settle` is called

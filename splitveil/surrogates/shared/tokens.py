@@ -2,9 +2,10 @@
 
     e_ip = z_ip - mean over the samples j of the class of z_jp        p a cell, so that tokens do not differ by where they are
 
-A class of n samples has n P tokens of d / P numbers, where whole samples would be n points in d dimensions. Statistics are better
-known then, and common to all cells: the mean of the variances of all cells stands for that of each. Its logarithm is at least the
-mean of the logarithms, so that log(1 + v / sigma^2) of tokens is never below that of whole samples.
+A class of n samples has n P tokens of d / P numbers, where whole samples would be n points in d dimensions. So its statistics
+are known better. But they are the same for all cells: the mean of the variances of all cells stands for the variance of each.
+The logarithm of a mean is at least the mean of the logarithms, so log(1 + v / sigma^2) of tokens is never below that of whole
+samples.
 
 `neighbourhoods` gives each position with those that come before it when z is read row by row and touch it.
 
