@@ -50,6 +50,7 @@ PUBLISHED: dict[str, dict[str, tuple[Published | None, Published | None]]] = {
 }
 PAPER_EPOCHS, NEAR_MSE, NEAR_ACCURACY = 240, 0.1, 0.005
 """Their epochs; how near a row must come to count as reproduced."""
+SUITE_ROWS = "none,ressfl,noise_arl,noise_arl_alpha1"
 FORMATS = {"accuracy": ".4f", "mse": ".5f", "ssim": ".3f", "psnr": ".2f"}
 PRINTED = FORMATS | {"mse": ".4f"}  # the paper gives no more digits
 
@@ -153,6 +154,14 @@ def markdown(lines: list[dict[str, Any]]) -> str:
     return "\n".join(table)
 
 
+def command_of(options: argparse.Namespace) -> str:
+    """The command with all that decides the rows, as a claim has it."""
+    words = ["--data", "DIR", "--set", options.set, *(["--rows", options.rows] if options.rows else [])]
+    words += [*(["--sigmas", options.sigmas] if options.sigmas else []), "--epochs", str(options.epochs)]
+    words += ["--seed", str(options.seed), *(["--suite-rows", options.suite_rows] if options.suite_rows != SUITE_ROWS else [])]
+    return " ".join(["python -m benchmarks.paper", *words, *(["--", *options.flags] if options.flags else [])])
+
+
 def run_rows(rows: list[Row], options: argparse.Namespace) -> None:
     """Finish one row after the other, and write the claim of all that are finished after each."""
     summaries, lines = [], []
@@ -164,8 +173,7 @@ def run_rows(rows: list[Row], options: argparse.Namespace) -> None:
         summaries.append(summary)
         print("{row:28} accuracy {accuracy:.4f}  MSE {mse:.5f}  published {published}".format(**lines[-1]), flush=True)
         claim = f"{len(lines)} of {len(rows)} rows of the paper on {options.set}, {options.epochs} epochs, seed {options.seed}"
-        command = f"python -m benchmarks.paper --data DIR --set {options.set} --rows {options.rows} --epochs {options.epochs}"
-        write_claim(options.out, claim, command, summaries, lines=lines)
+        write_claim(options.out, claim, command_of(options), summaries, lines=lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -174,8 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--set", choices=list(PUBLISHED), default="cifar10")
     parser.add_argument("--rows", default="", help="some of the set's rows; all of them by default")
     parser.add_argument("--sigmas", default="", help="sigmas for the rows with noise in their name, instead of the recipe's")
-    suite_rows = "none,ressfl,noise_arl,noise_arl_alpha1"
-    parser.add_argument("--suite-rows", default=suite_rows, help="rows that meet the suite `standard`")
+    parser.add_argument("--suite-rows", default=SUITE_ROWS, help="rows that meet the suite `standard`")
     parser.add_argument("--epochs", type=int, default=PAPER_EPOCHS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, help="stop after so many minutes, with exit code 3; call again to go on")

@@ -25,7 +25,7 @@ Known failure: an early `ema` teacher knows nothing; leave it some epochs of `wa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -79,6 +79,12 @@ def check_distillation(config: DistillationConfig) -> None:
     """Refuse what cannot be, beyond the bounds of single options."""
     if config.clean == "ema":
         raise UserError("train.distillation.clean is 'ema', but the student's average teaches the defended path only; give a run")
+    given = [f.name for f in fields(config) if getattr(config, f.name) != f.default]
+    if given and not config.teachers and "balanced" not in (config.temperatures, config.losses):
+        name = given[0]
+        raise UserError(
+            f"train.distillation.{name} is {getattr(config, name)}, but nobody teaches; give clean or defended, or leave it out"
+        )
     if len(config.teachers) < 2 and "balanced" in (config.temperatures, config.losses):
         which = "temperatures" if config.temperatures == "balanced" else "losses"
         raise UserError(f"train.distillation.{which} is 'balanced', which needs two teachers: give clean and defended")

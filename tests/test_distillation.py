@@ -156,3 +156,13 @@ def test_a_loss_of_nothing_at_the_start_does_no_harm():
 def test_what_cannot_be_is_refused(options: dict[str, object], message: str):
     with pytest.raises(UserError, match=message):
         Config(train=TrainConfig(distillation=DistillationConfig(**options)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"label": 0.3}, "label is 0.3"), ({"warmup": 2}, "warmup is 2"), ({"cache": "never"}, "cache is never")],
+)
+def test_an_option_of_teaching_without_a_teacher_is_refused(options: dict[str, object], name: str):
+    with pytest.raises(UserError, match=rf"train\.distillation\.{name}, but nobody teaches; give clean or defended"):
+        Config(train=TrainConfig(distillation=DistillationConfig(**options)))  # type: ignore[arg-type]
+    Config(train=TrainConfig(distillation=DistillationConfig(clean="a", **options)))  # type: ignore[arg-type]

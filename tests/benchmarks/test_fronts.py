@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from summaries import attack_result, summary
 
-from benchmarks.fronts import compare, main
+from benchmarks.fronts import command_of, compare, main
 from splitveil.evaluation.summary import Summary
 from splitveil.registry import UserError
 
@@ -59,6 +59,12 @@ def test_a_surrogate_and_a_ladder_that_cannot_be_are_refused_by_name() -> None:
         main(["--strengths", "rates=1,2"])
     with pytest.raises(UserError, match="3 strengths of rate or more"):
         main(["--strengths", "rate=1,2"])
+
+
+def test_a_claim_names_the_command_without_where_the_images_lie() -> None:
+    words = ["--cifar10", "/home/me/cifar", "--seeds", "1,2", "--runs", "/home/me/runs", "--", "--train.epochs", "3"]
+    assert command_of(words) == "python -m benchmarks.fronts --cifar10 DIR --seeds 1,2 -- --train.epochs 3"
+    assert command_of(["--cifar10=/home/me/cifar", "--out=x.json"]) == "python -m benchmarks.fronts --cifar10=DIR"
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """`python -m benchmarks.paper` finishes one row after the other and goes on where it was stopped."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.paper import PAPER_EPOCHS, PUBLISHED, Row, flags_of, main, rows_of, selected
+from benchmarks.paper import PAPER_EPOCHS, PUBLISHED, SUITE_ROWS, Row, command_of, flags_of, main, rows_of, selected
 from splitveil.cli.arguments import parse
 
 SMALL = [
@@ -40,6 +41,16 @@ def call(data: Path, *more: str) -> None:
         str(folder / "out.json"),
     ]
     main([*own, *more, *SMALL])
+
+
+def test_a_claim_names_the_command_with_all_that_decides_its_rows() -> None:
+    options = Namespace(
+        set="cifar100", rows="none", sigmas="0.1,0.2", epochs=60, seed=3, suite_rows="none", flags=["--train.muon", "0.02"]
+    )
+    said = "python -m benchmarks.paper --data DIR --set cifar100 --rows none --sigmas 0.1,0.2 --epochs 60 --seed 3"
+    assert command_of(options) == f"{said} --suite-rows none -- --train.muon 0.02"
+    options = Namespace(set="cifar10", rows="", sigmas="", epochs=240, seed=0, suite_rows=SUITE_ROWS, flags=[])
+    assert command_of(options) == "python -m benchmarks.paper --data DIR --set cifar10 --epochs 240 --seed 0"
 
 
 @pytest.mark.slow
