@@ -26,14 +26,19 @@ def inner_matrices(parts: Parts) -> list[Tensor]:
     return [matrix for matrix in matrices if matrix.requires_grad and id(matrix) not in heads]
 
 
+def check_muon(parts: Parts, config: TrainConfig) -> None:
+    """Refuse Muon where there is nothing that it may train."""
+    if config.muon and not inner_matrices(parts):
+        raise UserError(f"train.muon is {config.muon}, but no matrix here has two sides of {SHORTEST} or more; leave it out")
+
+
 class TaskOptimizer:
     """SGD over the parameters that the task trains, with Muon for the matrices among them where `train.muon` gives its rate."""
 
     def __init__(self, parts: Parts, config: TrainConfig) -> None:
         device = next(parts.model.parameters()).device
+        check_muon(parts, config)
         matrices = inner_matrices(parts) if config.muon else []
-        if config.muon and not matrices:
-            raise UserError(f"train.muon is {config.muon}, but no matrix here has two sides of {SHORTEST} or more; leave it out")
         taken = {id(matrix) for matrix in matrices}
         self.parameters = [p for p in (*parts.model.parameters(), *parts.channel.task_parameters()) if p.requires_grad]
         by_sgd = [p for p in self.parameters if id(p) not in taken]
