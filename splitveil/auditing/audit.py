@@ -36,6 +36,7 @@ from splitveil.evaluation.channel_modes import sent_in
 from splitveil.evaluation.evaluate import Training, evaluate
 from splitveil.evaluation.judges import SHELF
 from splitveil.evaluation.run_attacks import attack_all
+from splitveil.evaluation.suites import entry
 from splitveil.evaluation.suites import suite as suite_named
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import ACCURACY, FOLDER, LOG, Victim
@@ -127,7 +128,7 @@ def chosen_attacks(suite: str, attacks: Sequence[Any] | None) -> tuple[Any, ...]
     """The configs of the suite, or those of a list of names and tables."""
     if attacks is None:
         return suite_named(suite)
-    return from_dict({"attacks": [{"name": item} if isinstance(item, str) else item for item in attacks]}).attacks
+    return from_dict({"attacks": [entry(item) if isinstance(item, str) else item for item in attacks]}).attacks
 
 
 def sampled(private: ImageSet, z_numbers: int, targets: int | None, seed: int) -> ImageSet:

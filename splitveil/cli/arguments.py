@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from splitveil.cli.command_flags import COMMANDS, HELP, IMPORT, NAMES, Flag, Row, command_help, take_flags
 from splitveil.config import LISTS, Config, from_dict, merged, read_toml, typed
+from splitveil.evaluation.suites import entry
 from splitveil.registry import UserError, unknown
 
 
@@ -76,7 +77,8 @@ def choose(table: dict[str, Any], key: str, value: str) -> None:
     elif key in LISTS:
         before = {item["name"]: item for item in table.get(key, []) if isinstance(item, dict) and "name" in item}
         names = [] if value in ("", "none") and key == "attacks" else [name.strip() for name in value.split(",")]
-        table[key] = [before.get(name, {"name": name}) for name in names]
+        made = entry if key == "attacks" else lambda name: {"name": name}
+        table[key] = [before[name] if name in before else made(name) for name in names]
     else:
         before = table.get(key, {})
         table[key] = before if isinstance(before, dict) and before.get("name") == value else {"name": value}

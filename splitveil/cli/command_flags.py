@@ -59,8 +59,9 @@ EACH = Flag(
 SUITE = Flag("--suite", "NAME", "Attack with a fixed list: quick, standard or plus. The run remembers it.")
 ATTACKS = Flag(
     "--attacks", "A,B",
-    "Add these to the attacks of the run's config, which remembers them. Each may have options, by its place or by its name: "
-    "--attacks.0.epochs 100, --attacks.decoder.epochs 100. What was finished before counts as well.",
+    "Add these to the attacks of the run's config, which remembers them: methods, or attacks of a suite such as decoder-strong. "
+    "Each may have options, by its place or by its name: --attacks.0.epochs 100, --attacks.decoder.epochs 100. What was finished "
+    "before counts as well.",
 )  # fmt: skip
 ONLY = Flag("--only", "", "Run just what --attacks names. It takes the place of the run's list if nothing of that was run yet.")
 FAIL_IF = Flag(

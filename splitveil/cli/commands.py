@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from splitveil.cem_watch import epochs_of
 from splitveil.cli.arguments import parse
 from splitveil.cli.chosen_attacks import named_attacks, operands_and_options, with_added
 from splitveil.cli.command_flags import COMMANDS, HELP, command_help, read_flags, take_flags
@@ -87,7 +88,7 @@ def train_command(arguments: list[str]) -> None:
     root = Path(own["--runs"])
     for run, _, _ in train_runs({run_folder(root, c.name): c for c in each_of("train", own["--each"], rest)}):
         accuracy = run.last_metrics()["accuracy"]
-        say(f"{run.folder}: {run.config.train.epochs} epochs, validation accuracy {accuracy:.4f}")
+        say(f"{run.folder}: {epochs_of(run.config.train.epochs)}, validation accuracy {accuracy:.4f}")
 
 
 def run_command(arguments: list[str]) -> None:

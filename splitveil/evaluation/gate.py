@@ -63,20 +63,32 @@ def asked_since(folder: Path, summary: Summary) -> list[str]:
     return [place.name for place in missing if place.name not in (*summary.unfinished, *summary.incomplete)]
 
 
-def incomplete(summary: Summary) -> list[str]:
-    """A line if attacks of the suite have given no number, and one if attacks of its own list are not finished."""
+def incomplete(summary: Summary, folder: Path | None = None) -> list[str]:
+    """A line if attacks of the suite have given no number, and one if attacks of its own list are not finished; with what to
+    run, where the folder is named."""
     lines, own = [], [name for name in summary.unfinished if name not in summary.incomplete]
     if summary.incomplete:
-        lines.append(f"{summary.name}: suite {summary.suite} is incomplete, without a number: {', '.join(summary.incomplete)}")
+        remedy = goes_on(folder, f" --suite {summary.suite}") if summary.suite_version else ""  # else a line says what was lost
+        missing = ", ".join(summary.incomplete)
+        lines.append(f"{summary.name}: suite {summary.suite} is incomplete, without a number: {missing}{remedy}")
     if own:
-        lines.append(f"{summary.name}: attacks that were asked for are not finished: {', '.join(own)}")
+        lines.append(f"{summary.name}: attacks that were asked for are not finished: {', '.join(own)}{goes_on(folder)}")
     return lines
+
+
+def goes_on(folder: Path | None, flags: str = "") -> str:
+    """The command that runs what is missing in a folder of a run or of an audit."""
+    if folder is None:
+        return ""
+    if (folder / "config.toml").exists():
+        return f"; run `splitveil attack {folder}{flags}`"
+    return f"; `splitveil audit --out {folder} …` goes on with it"
 
 
 def unfinished(folder: Path, summary: Summary, suite: str = "") -> list[str]:
     """The same, and a line if there are attacks that the summary does not count, or that were asked for since."""
     summary = held(summary, folder, suite)
-    lines, later, asked = incomplete(summary), uncounted(folder, summary), asked_since(folder, summary)
+    lines, later, asked = incomplete(summary, folder), uncounted(folder, summary), asked_since(folder, summary)
     if asked:
         lines.append(f"{summary.name}: {', '.join(asked)} was asked for and is not finished; run `splitveil attack {folder}`")
     if later:

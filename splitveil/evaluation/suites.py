@@ -42,6 +42,18 @@ def configured(tables: dict[str, Any], name: str) -> tuple[Any, ...]:
     return attacks
 
 
+def entry(name: str) -> dict[str, Any]:
+    """What the name of an attack stands for, as a table: a method with its defaults, or the attack that a suite calls so.
+
+    `decoder-strong` is that of `standard` with its options. Where several suites have one of the name, the smallest counts.
+    """
+    tables = read_toml(FILE).values()
+    of_suites = {str(each["label"]): each for table in reversed(list(tables)) for each in table if "label" in each}
+    if name not in ATTACKS.names() and name not in of_suites:
+        raise UserError("; ".join([str(unknown("attack", name, {*ATTACKS.names(), *of_suites})), *ATTACKS.broken]))
+    return {"name": name} if name in ATTACKS.names() else dict(of_suites[name])
+
+
 def suite_of(attacks: tuple[Any, ...]) -> str | None:
     """The suite that these attacks are, all of them; None for any other list."""
     return next((name for name in SUITES if attacks == suite(name)), None)

@@ -1,7 +1,7 @@
 """Alarms: finds in an epoch's numbers what is wrong with the surrogate or the task, and says what to do.
 
     warnings_of(line, "gated", batch=128)     {"collapsed": "the attention of 'gated' has collapsed …"}, or {} if all is well
-    task_warnings(line, shares, 500, last)    {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
+    task_warnings(line, shares, 500, …)       {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
 
 `line` is an epoch's line of metrics.jsonl. It has each diagnostic x as cem_x, averaged over the steps. A diagnostic that is not
 logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
@@ -12,6 +12,7 @@ from math import isfinite, log
 from typing import Any
 
 from splitveil.cem import REACH
+from splitveil.config import TrainConfig
 from splitveil.registry import SURROGATES, UserError
 
 COLLAPSED = 0.5
@@ -55,12 +56,18 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
     return found
 
 
-def task_warnings(line: dict[str, Any], shares: Sequence[float], images: int, last: bool) -> dict[str, str]:
+def rates_of(config: TrainConfig) -> str:
+    """The learning rates as they were set, which those of an epoch are not: a schedule has lowered them."""
+    muon = f", train.muon ({config.muon:.3g})" if config.muon else ""
+    return f"train.lr ({config.lr:.3g}){muon}"
+
+
+def task_warnings(line: dict[str, Any], shares: Sequence[float], images: int, last: bool, rates: str) -> dict[str, str]:
     """Alarms about the task, as messages by their kind. `shares` are those of the classes among the `images` validation images;
-    whether the model guesses is asked after the last epoch only.
+    whether the model guesses is asked after the last epoch only. `rates` are the settings that may be too high.
     """
     found, most, guessing = {}, max(shares), log(max(len(shares), 2))
-    lower = f"lower train.lr ({line['lr']:.3g})"
+    lower = f"lower {rates}"
     for key in ("loss", "val_loss"):
         if line[key] > DIVERGED * guessing:
             found["diverged"] = (
@@ -135,14 +142,14 @@ def fallback(line: dict[str, Any], surrogate: str) -> str:
     )
 
 
-def check_health(line: dict[str, Any]) -> None:
+def check_health(line: dict[str, Any], rates: str) -> None:
     """Stop a training that has diverged, or in which CEM skipped more than 1 % of the steps, with what to do."""
     if not isfinite(line["loss"]):
-        raise UserError(f"the loss is {line['loss']} in epoch {line['epoch']}; lower train.lr ({line['lr']:.3g}) or cem.strength")
+        raise UserError(f"the loss is {line['loss']} in epoch {line['epoch']}; lower {rates} or cem.strength")
     if line["cem_skipped"] > max(1, 0.01 * line["cem_steps"]):
         raise UserError(
             f"CEM skipped {line['cem_skipped']} of {line['cem_steps']} steps because its gradient was not finite (bound: 1 %); "
-            "lower cem.strength or train.lr, or set cem.clip"
+            f"lower cem.strength or {rates}, or set cem.clip"
         )
 
 

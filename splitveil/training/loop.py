@@ -36,7 +36,8 @@ from splitveil.training.average import Average
 from splitveil.training.build import Parts
 from splitveil.training.checkpoint import below, restore, state_of, weights_of
 from splitveil.training.forward_pass import features_of, run_pass
-from splitveil.training.health import check_health, task_warnings, tell, warnings_of
+from splitveil.training.health import check_health, rates_of, task_warnings, tell, warnings_of
+from splitveil.training.optimizer import check_muon
 from splitveil.training.step import Means, Stepper, assemble, compiles_steps
 from splitveil.training.teachers import Teacher, Teaching
 from splitveil.training.tensorboard import show, tensorboard
@@ -61,6 +62,28 @@ def check_batch(batch: int, images: int, world: int) -> None:
         raise UserError(f"train.batch is {batch}, but there are {images} task images; lower it")
     if batch % world:
         raise UserError(f"train.batch is {batch}, must be a multiple of the {world} processes")
+
+
+def check_training(parts: Parts, config: TrainConfig, splits: Splits, world: int) -> None:
+    """Refuse settings that do not go together, before a folder is made."""
+    check_batch(config.batch, len(splits.task), world)
+    check_muon(parts, config)
+    if parts.cem is None:
+        return
+    if parts.cem.config.growth is not None and world > 1:
+        raise UserError("cem.growth needs the validation accuracy in every process, which only the first has; leave it out")
+    if parts.cem.config.growth is not None and splits.validation is splits.official_test:
+        raise UserError("cem.growth would go by test images, as splits.validation is 0; give it some, or leave growth out")
+    if keeps_features(parts.cem):
+        if world > 1:
+            raise UserError("cem.refresh_from is 'training', which needs all features in one process; leave it out")
+        if config.augment.mixup:
+            raise UserError("cem.refresh_from is 'training', where train.augment.mixup would leave mixed features; use 'pass'")
+
+
+def keeps_features(cem: CEM) -> bool:
+    """True if steps leave z for the next refresh."""
+    return cem.config.refresh_from != "pass" and cem.surrogate.refresh_every is not None
 
 
 def validate(parts: Parts, images: DeviceImages, seed: int, epoch: int) -> dict[str, Any]:
@@ -106,11 +129,7 @@ class Training(Stepper):
         teachers: Mapping[str, Teacher | None] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         config = run.config.train
-        check_batch(config.batch, len(splits.task), world)
-        if parts.cem is not None and parts.cem.config.growth is not None and world > 1:
-            raise UserError("cem.growth needs the validation accuracy in every process, which only the first has; leave it out")
-        if parts.cem is not None and parts.cem.config.growth is not None and splits.validation is splits.official_test:
-            raise UserError("cem.growth would go by test images, as splits.validation is 0; give it some, or leave growth out")
+        check_training(parts, config, splits, world)
         self.run, self.rank, self.seed = run, rank, run.config.seed
         self.task, self.validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
         self.auxiliary = splits.auxiliary
@@ -139,13 +158,8 @@ class Training(Stepper):
 
     def features_kept(self, saved: Tensor | None) -> Tensor | None:
         """The tensor in which steps leave z for the next refresh, NaN before the first epoch; None if it is not wanted."""
-        cem = self.parts.cem
-        if cem is None or cem.config.refresh_from == "pass" or cem.surrogate.refresh_every is None:
+        if self.parts.cem is None or not keeps_features(self.parts.cem):
             return None
-        if self.world > 1:
-            raise UserError("cem.refresh_from is 'training', which needs all features in one process; leave it out")
-        if self.config.augment.mixup:
-            raise UserError("cem.refresh_from is 'training', where train.augment.mixup would leave mixed features; use 'pass'")
         shape = (*self.feed.order.shape, *self.parts.model.z_shape)
         return saved.to(self.device) if saved is not None else torch.full(shape, torch.nan, device=self.device)
 
@@ -192,9 +206,9 @@ class Training(Stepper):
 
     def end(self, epoch: int) -> str:
         """Measure, warn and save; returns a note for the progress bar."""
-        cem = self.parts.cem
+        cem, rates = self.parts.cem, rates_of(self.config)
         line = line_of(epoch, self.lr, cem, self.means)
-        check_health(line)
+        check_health(line, rates)
         if self.rank > 0:
             return ""
         if cem is not None:
@@ -204,7 +218,8 @@ class Training(Stepper):
         line["seconds"] = time.perf_counter() - self.began
         with self.deployed():
             line |= validate(self.parts, self.validation, self.seed, epoch)
-        tell(task_warnings(line, self.shares, len(self.validation), epoch + 1 == self.config.epochs), self.told)
+        last = epoch + 1 == self.config.epochs
+        tell(task_warnings(line, self.shares, len(self.validation), last, rates), self.told)
         if cem is not None:
             cem.heed(epoch, line["accuracy"])
         self.run.append_metrics(line)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.cem import CEMConfig
+from splitveil.cem_watch import epochs_of
 from splitveil.config import Config, TrainConfig
 from splitveil.data.augment import augment, draw_of, variant_of, variants
 from splitveil.data.loader import Feed, Rows
@@ -98,6 +99,12 @@ def find_teachers(config: Config, splits: Splits, device: torch.device, world: i
     """The teachers that the config names, by path; None stands for the student's average. A mistake is told in one line."""
     if world > 1:
         raise UserError(f"train.distillation needs one process, there are {world}; start it without torchrun, or leave it out")
+    warmup, epochs = config.train.distillation.warmup, config.train.epochs
+    if warmup >= epochs:
+        warn(
+            f"no teacher ever acts: their warm-up is {epochs_of(warmup)}, the training has {epochs}; train longer, or lower "
+            "train.distillation.warmup"
+        )
     found = config.train.distillation.teachers
     return {path: None if where == "ema" else find_teacher(path, where, splits, device) for path, where in found.items()}
 
@@ -144,7 +151,8 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
     # Its channel is not deployed: keyed_noise would take a key that may be another in the process that goes on after a kill.
     # With a generator it draws noise of the same law.
     ours, theirs = splits.summary(), run.read("splits.json")
-    if other := [name for name in ours if ours[name] != theirs.get(name)]:
+    if ours["task"] != theirs.get("task"):  # else it has learned from nothing but what the student learns from
+        other = [name for name in ours if ours[name] != theirs.get(name)]
         warn(
             f"the teacher {where} has other splits than this run ({', '.join(other)}): if it has learned from test images or the "
             f"attacker's, this run looks better than it is; train it with the same data, splits and seed"

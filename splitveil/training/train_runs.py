@@ -17,8 +17,7 @@ from splitveil.registry import UserError
 from splitveil.runs import Run, locked
 from splitveil.training.build import build_parts, build_splits
 from splitveil.training.checkpoint import mend_weights
-from splitveil.training.loop import Training, check_batch, train
-from splitveil.training.optimizer import check_muon
+from splitveil.training.loop import Training, check_training, train
 from splitveil.training.teachers import find_teachers
 
 
@@ -39,12 +38,11 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
         built = []
         for folder, config in configs.items():
             splits = build_splits(config)
-            check_batch(config.train.batch, len(splits.task), world)
             # Before the folder is made: a setting that is refused must not leave one behind.
+            parts = build_parts(config, splits.task, device)
+            check_training(parts, config.train, splits, world)
             taught = config.train.distillation.teachers and not finished(folder)
             teachers = find_teachers(config, splits, device, world) if taught else {}
-            parts = build_parts(config, splits.task, device)
-            check_muon(parts, config.train)
             built.append((splits, parts, teachers))
         runs, trainings = [], []
         for (folder, config), (splits, parts, teachers) in zip(configs.items(), built):

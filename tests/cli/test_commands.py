@@ -381,7 +381,7 @@ def test_train_says_where_the_run_is_and_how_good(splitveil: Cli, small: list[st
     name = "odd [/b] name"  # not markup
     outcome = splitveil("train", *small, "--train.epochs", "1", f"--runs={tmp_path}", "--name", name)
     assert outcome.code == 0
-    assert re.fullmatch(rf"{re.escape(str(tmp_path / name))}: 1 epochs, validation accuracy 0\.\d{{4}}\n", outcome.out)
+    assert re.fullmatch(rf"{re.escape(str(tmp_path / name))}: 1 epoch, validation accuracy 0\.\d{{4}}\n", outcome.out)
     assert name in outcome.err  # the progress bar
 
 
@@ -580,3 +580,20 @@ def test_a_suite_is_run_in_the_place_of_a_runs_own_attacks_and_is_remembered(
     summary = read_json(run_folder / "summary.json")
     assert list(summary["attacks"]) == ["mean_image"]
     assert list(summary["skipped"]) == ["mask"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--train.muon 0.02 --model.width 2", "no matrix here has two sides of 16 or more; leave it out"),
+        (
+            "--cem.surrogate kmeans --cem.refresh-from training --train.augment.mixup 0.5",
+            "would leave mixed features; use 'pass'",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_leave_no_folder_behind(
+    flags: str, said: str, splitveil: Cli, small: list[str], tmp_path: Path
+):
+    assert refused(splitveil("train", *small, "--runs", tmp_path, "--name", "run", *flags.split()), said)
+    assert not (tmp_path / "run").exists()

@@ -86,7 +86,8 @@ def test_a_suite_that_was_begun_must_be_finished_whatever_is_asked_for_later(
     assert exit_code("evaluate", run) == 0
     capsys.readouterr()
     assert exit_code("evaluate", run, *harmless) == 3
-    assert "tiny: suite standard is incomplete, without a number: ridge, mask" in capsys.readouterr().err
+    incomplete = "tiny: suite standard is incomplete, without a number: ridge, mask"
+    assert f"{incomplete}; run `splitveil attack {run} --suite standard`\n" in capsys.readouterr().err
     assert exit_code("evaluate", run, "--suite", "quick", *harmless) == 0  # asked for by name, and finished
     assert exit_code("evaluate", run, "--suite", "plus", *harmless) == 3
     assert exit_code("attack", run, "--suite", "quick") == 0

@@ -13,6 +13,7 @@ from torch import nn
 from splitveil.attacks import Attack, label_of
 from splitveil.attacks.mean_image import mean_of
 from splitveil.attacks.threat import grant
+from splitveil.auditing.audit import chosen_attacks
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.config import from_dict, to_dict, to_toml
@@ -97,6 +98,16 @@ def test_two_entries_of_one_label_and_a_suite_that_there_is_not_are_refused() ->
         configured({"quick": [{"name": "decoder"}, {"name": "decoder"}]}, "quick")
     with pytest.raises(UserError, match="unknown suite 'quik'; did you mean 'quick'"):
         suite("quik")
+
+
+def test_an_attack_of_a_suite_can_be_asked_for_by_its_own_name() -> None:
+    strong = next(attack for attack in suite("standard") if label_of(attack) == "decoder-strong")
+    assert parse(["--attacks", "mean_image,decoder-strong"]).attacks[1] == strong
+    assert parse(["--attacks", "decoder-strong", "--attacks.0.epochs", "2"]).attacks == (replace(strong, epochs=2),)
+    assert chosen_attacks("quick", ["decoder-strong"]) == (strong,)
+    assert parse(["--attacks", "decoder-small"]).attacks == tuple(a for a in suite("quick") if label_of(a) == "decoder-small")
+    with pytest.raises(UserError, match="unknown attack 'decoder-strange'; did you mean 'decoder-strong'"):
+        parse(["--attacks", "decoder-strange"])
 
 
 SHORT: dict[str, dict[str, Any]] = {

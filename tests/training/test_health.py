@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from splitveil import surrogates
-from splitveil.registry import SURROGATES
-from splitveil.training.health import task_warnings, warnings_of
+from splitveil.config import TrainConfig
+from splitveil.registry import SURROGATES, UserError
+from splitveil.training.health import check_health, rates_of, task_warnings, warnings_of
 
 WELL: dict[str, Any] = {
     "epoch": 7, "cem_loss": 0.9, "cem_loss_uniform": 1.0, "cem_collapsed": 0.1, "cem_effective_samples": 0.8,
@@ -87,11 +88,11 @@ def test_samples_without_a_place_are_told_with_the_option_to_raise() -> None:
     )
 
 
-LEARNS = {"epoch": 7, "lr": 0.05, "loss": 0.4, "val_loss": 0.9, "accuracy": 0.7, "cem_coef": 0.6}
+LEARNS = {"epoch": 7, "lr": 0.0003, "loss": 0.4, "val_loss": 0.9, "accuracy": 0.7, "cem_coef": 0.6}
 
 
 def task(line: dict[str, Any], shares: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25), last: bool = True) -> dict[str, str]:
-    return task_warnings(LEARNS | line, shares, images=400, last=last)
+    return task_warnings(LEARNS | line, shares, images=400, last=last, rates="train.lr (0.05)")
 
 
 def test_a_model_that_learns_trips_no_alarm() -> None:
@@ -116,6 +117,13 @@ def test_accuracy_that_guessing_reaches_is_told_at_the_end() -> None:
     )
     assert task({"accuracy": 0.29}, last=False) == {}
     assert list(task({"accuracy": 0.92}, (0.9, 0.1))) == ["guessing"]
+
+
+def test_the_rates_that_are_to_be_lowered_are_those_that_were_set() -> None:
+    assert rates_of(TrainConfig(lr=0.1)) == "train.lr (0.1)"
+    assert rates_of(TrainConfig(lr=0.05, muon=0.02)) == "train.lr (0.05), train.muon (0.02)"
+    with pytest.raises(UserError, match=r"the loss is nan in epoch 7; lower train.lr \(0.1\) or cem.strength"):
+        check_health(LEARNS | {"loss": float("nan")}, "train.lr (0.1)")
 
 
 def test_images_of_one_class_are_told() -> None:

@@ -93,7 +93,7 @@ def broken(more_surrogates: Registry) -> None:
 
 def test_cem_that_skips_more_than_one_step_in_a_hundred_fails_the_run(broken: None, small: list[str], tmp_path: Path):
     flags = ["--cem.surrogate", "broken", "--cem.surrogate.every", "2", "--cem.warmup", "0"]
-    with pytest.raises(UserError, match=r"CEM skipped 2 of 5 steps .* lower cem.strength or train.lr, or set cem.clip"):
+    with pytest.raises(UserError, match=r"CEM skipped 2 of 5 steps .* lower cem.strength or train.lr \(0.05\), or set cem.clip"):
         train_run(tmp_path, parse([*small, *flags]))
 
 
@@ -107,9 +107,9 @@ def test_a_single_skipped_step_is_counted_and_forgiven(broken: None, small: list
 @pytest.mark.parametrize(("allowed", "steps"), [(1, 5), (10, 1000)])
 def test_the_bound_is_one_percent_of_the_steps(allowed: int, steps: int):
     line = {"loss": 1.0, "epoch": 0, "lr": 0.1, "cem_skipped": allowed, "cem_steps": steps}
-    check_health(line)
+    check_health(line, "train.lr (0.1)")
     with pytest.raises(UserError, match=f"{allowed + 1} of {steps}"):
-        check_health(line | {"cem_skipped": allowed + 1})
+        check_health(line | {"cem_skipped": allowed + 1}, "train.lr (0.1)")
 
 
 class Collapsing(Surrogate[Config]):

@@ -390,6 +390,19 @@ def test_a_teacher_with_other_splits_is_told_and_one_with_the_same_is_not(
     find_teachers(config, build_splits(config), CPU)
     said = " ".join(capsys.readouterr().err.split())
     assert "has other splits than this run (task, validation, auxiliary)" in said
+    config = taught(small, "--splits.auxiliary", "0.2", clean=undefended)  # it has learned from the same images
+    find_teachers(config, build_splits(config), CPU)
+    assert "other splits" not in capsys.readouterr().err
+
+
+def test_teachers_whose_warm_up_is_the_whole_training_are_told(
+    small: list[str], undefended: Path, capsys: pytest.CaptureFixture[str]
+):
+    for warmup, told in ((2, False), (3, True)):
+        config = taught(small, "--train.epochs", "3", "--train.distillation.warmup", str(warmup), clean=undefended)
+        find_teachers(config, build_splits(config), CPU)
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("no teacher ever acts: their warm-up is 3 epochs, the training has 3; train longer, or lower" in said) is told
 
 
 def test_a_run_does_not_go_on_with_another_teacher(
