@@ -12,8 +12,9 @@ from splitveil.cem import CEM
 from splitveil.registry import UserError
 from splitveil.surrogates import build
 from splitveil.surrogates.shared.groups import weighted_moments
-from splitveil.surrogates.slots import DEAD, GatedCrossAttention, SlotAttention, Slots, shares, within_slots
-from splitveil.surrogates.slots_as_written import PapersSlotAttention, SlotsAsWritten
+from splitveil.surrogates.shared.slot_attention import DEAD, GatedCrossAttention, PapersSlotAttention, SlotAttention, shares
+from splitveil.surrogates.slots import Slots, within_slots
+from splitveil.surrogates.slots_as_written import SlotsAsWritten
 
 
 def slots(z: Tensor, y: Tensor, classes: int, seed: int = 0, **options: Any) -> Slots:

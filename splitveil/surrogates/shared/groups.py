@@ -164,6 +164,28 @@ def taken(values: Tensor, seats: Seats) -> Tensor:
     return torch.nn.functional.pad(values.flatten(), (0, 1)).index_select(0, seats.place)
 
 
+def places_among(groups: Groups, m: int) -> Tensor:
+    """[b], which of the g * m places of the batch each sample has; g * m for one without a place."""
+    n = groups.mask.shape[1]
+    return groups.place if n == m else torch.sub(groups.place, groups.place // n, alpha=n - m)
+
+
+class Seated(torch.autograd.Function):
+    """`rows` [g, m, d], of which the samples of z [b, …] are those at `place` [b] of g * m; their gradient goes to z."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.shape = z.shape
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        padded = torch.nn.functional.pad(gradients[0].flatten(0, 1), (0, 0, 0, 1))  # the last row is for one without a place
+        return padded.index_select(0, place).view(ctx.shape), None, None
+
+
 class FlatVariance(torch.autograd.Function):
     """Variances of z [b, d] in its groups: under equal weights and under `moving` ones [2 g, d]; and the latter again [g, d].
 
