@@ -221,10 +221,15 @@ class FlatVariance(torch.autograd.Function):
             of_moving = of_all.gather(1, own.unsqueeze(1)).squeeze(1)
             del e, of_all  # the first is as large as z
         if ctx.needs_input_grad[0]:
-            weights = in_columns(equal, moving, own, g).mul_(2)
-            of_z = (weights @ pull).mul_(z)
-            of_z.addmm_(weights[:, :g], pull[:g] * middle, alpha=-1).addmm_(weights[:, g:], pull[g:] * mean, alpha=-1)
+            of_z = pulled(z, in_columns(equal, moving, own, g), pull, middle, mean)
         return of_z, None, of_moving, None, None
+
+
+def pulled(z: Tensor, weights: Tensor, pull: Tensor, middle: Tensor, mean: Tensor) -> Tensor:
+    """The gradient of z [b, d], with both weights in columns [b, 2 g] and the means under each, from the variances' [2 g, d]."""
+    weights, g = weights.mul_(2), len(middle)
+    of_z = (weights @ pull).mul_(z)
+    return of_z.addmm_(weights[:, :g], pull[:g] * middle, alpha=-1).addmm_(weights[:, g:], pull[g:] * mean, alpha=-1)
 
 
 def in_columns(equal: Tensor, moving: Tensor, own: Tensor, g: int) -> Tensor:

@@ -4,8 +4,6 @@
 Letters: g groups, n samples of a group, s slots, h width.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -18,14 +16,23 @@ def shares(logits: Tensor) -> Tensor:
     return logits.clamp(min=logits.detach().amax(2, keepdim=True) - LEAST).softmax(2)
 
 
-def updated(attention: Any, r: Tensor, x: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """What the samples [g, n, h] with shares [g, n, s] tell each slot, [g, s, h], and what its GRU and MLP make of that."""
-    u = attention.to_v(r.mT @ x / r.sum(1).clamp_min(1e-8).unsqueeze(2))
-    new = attention.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
-    return u, new + attention.mlp(attention.norm(new))
+class Rounds(nn.Module):
+    """What the two slot attentions have in common: how a round moves the slots."""
+
+    to_v: nn.Linear
+
+    def make_update(self, h: int) -> None:
+        self.gru, self.norm = nn.GRUCell(h, h), nn.LayerNorm(h)
+        self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
+
+    def updated(self, r: Tensor, x: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """What the samples [g, n, h] with shares [g, n, s] tell each slot, [g, s, h], and what GRU and MLP make of that."""
+        u = self.to_v(r.mT @ x / r.sum(1).clamp_min(1e-8).unsqueeze(2))
+        new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+        return u, new + self.mlp(self.norm(new))
 
 
-class SlotAttention(nn.Module):
+class SlotAttention(Rounds):
     """Samples [g, n, h] and start slots [g, s, h] -> slots after T rounds; `there` [g, n, s] is 1 where sample and slot exist."""
 
     def __init__(self, h: int, rounds: int) -> None:
@@ -34,8 +41,7 @@ class SlotAttention(nn.Module):
         nn.init.eye_(self.to_k.weight)
         nn.init.eye_(self.to_v.weight)
         self.alpha, self.log_beta = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
-        self.gru, self.norm = nn.GRUCell(h, h), nn.LayerNorm(h)
-        self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
+        self.make_update(h)
 
     def metric(self) -> Tensor:
         """beta W_k^T W_k / sqrt(h), [h, h]: the slots, which are few, are multiplied by it, and not the samples."""
@@ -50,7 +56,7 @@ class SlotAttention(nn.Module):
 
     def round(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
         r = shares(self.logits(x, slots, dead, metric)) * there  # [g, n, s]
-        u, new = updated(self, r, x, slots)
+        u, new = self.updated(r, x, slots)
         return torch.lerp(u, new, torch.tanh(self.alpha))
 
     def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
@@ -60,7 +66,7 @@ class SlotAttention(nn.Module):
         return self.round(x, there, slots, dead, metric)
 
 
-class PapersSlotAttention(nn.Module):
+class PapersSlotAttention(Rounds):
     """Slot attention as in its paper: W_q of its own, LayerNorm on the slots, a gradient through every round."""
 
     def __init__(self, h: int, rounds: int) -> None:
@@ -69,8 +75,7 @@ class PapersSlotAttention(nn.Module):
         self.to_k, self.to_v = nn.Linear(h, h, bias=False), nn.Linear(h, h, bias=False)
         self.to_q, self.norm_slots = nn.Linear(h, h, bias=False), nn.LayerNorm(h)
         self.log_beta = nn.Parameter(torch.zeros(()))
-        self.gru, self.norm = nn.GRUCell(h, h), nn.LayerNorm(h)
-        self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
+        self.make_update(h)
 
     def metric(self) -> Tensor:
         """beta W_q^T W_k / sqrt(h), [h, h]."""
@@ -85,7 +90,7 @@ class PapersSlotAttention(nn.Module):
     def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
         for _ in range(self.rounds):
             r = shares(self.logits(x, slots, dead, metric)) * there  # [g, n, s]
-            _, slots = updated(self, r, x, slots)
+            _, slots = self.updated(r, x, slots)
         return slots
 
 
