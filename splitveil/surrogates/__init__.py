@@ -189,9 +189,11 @@ class Surrogate(nn.Module, Generic[C]):
         """Called once a training step, after the backward pass, with what forward saw; `finite` is false for a skipped step."""
         if self.bank is not None:
             self.bank.push(self.flat(z), y, finite)
-        hinge = getattr(self, "hinge", None)
+        hinge, guard = getattr(self, "hinge", None), getattr(self, "guard", None)
         if hinge is not None:
             hinge.follow(finite)
+        if guard is not None:
+            guard.follow(self, finite)
 
     def tell(self) -> None:
         """Print what it has to say; called once an epoch, by one process. May wait for the device, as no step may."""

@@ -38,8 +38,16 @@ from splitveil.options import option
 from splitveil.registry import SURROGATES, UserError
 from splitveil.statistics.attention import effective_samples, relative_entropy
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, filled
-from splitveil.surrogates.shared.attention_entropy import AttentionConfig, Head, guard_for, guard_weights, make_temperatures
+from splitveil.surrogates.shared.attention_entropy import (
+    AttentionConfig,
+    Guarded,
+    Head,
+    guard_for,
+    guard_weights,
+    make_temperatures,
+)
 from splitveil.surrogates.shared.bank import Bank
+from splitveil.surrogates.shared.gate import Gate, attention, gate_logits, keep_effective, keep_entropy
 from splitveil.surrogates.shared.groups import (
     BankByNeedConfig,
     Groups,
@@ -88,59 +96,6 @@ class Config(HingeConfig, BankByNeedConfig, TokenConfig, AttentionConfig):
     by the latter where they are many."""
 
 
-def gate_logits(x: Tensor, V: Tensor, U: Tensor, w: Tensor) -> Tensor:
-    """w . [tanh(V x) * sigmoid(U x)], [..., d] -> [...]."""
-    return (torch.tanh(x @ V.T) * torch.sigmoid(x @ U.T)) @ w
-
-
-class Gate(torch.autograd.Function):
-    """gate_logits of LayerNorm(x), [b, d] -> [b]; x gets no gradient.
-
-    LayerNorm(x) = r (x - m) with each sample's own m and r, so W LayerNorm(x) = r (W x - m W 1), and so with the gradient: the
-    normalised samples, as large as z, are never made. Written out, because autograd would keep them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, V: Tensor, U: Tensor, w: Tensor) -> Tensor:
-        variance, middle = torch.var_mean(x, 1, correction=0, keepdim=True)
-        scale = (variance + 1e-5).rsqrt()  # LayerNorm's own
-        tanh, sigmoid = (torch.addmm(x @ W.T, middle, W.sum(1).unsqueeze(0), alpha=-1).mul_(scale) for W in (V, U))
-        ctx.save_for_backward(x, w, tanh.tanh_(), sigmoid.sigmoid_(), middle, scale)  # [b, h]
-        return (tanh * sigmoid) @ w
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:
-        x, w, tanh, sigmoid, middle, scale = ctx.saved_tensors
-        both = tanh * sigmoid
-        of_w, pull = both.T @ gradients[0], torch.outer(gradients[0], w).mul_(scale)
-        of_tanh, of_sigmoid = (sigmoid - tanh * both).mul_(pull), both.mul_(1 - sigmoid).mul_(pull)
-        del both, pull
-        of_V, of_U = ((of.T @ x).sub_(of.T @ middle) for of in (of_tanh, of_sigmoid))
-        return None, of_V, of_U, of_w
-
-
-def attention(logits: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the samples of each group, [g, n]; 0 where there is none."""
-    return logits.masked_fill(mask == 0, -1e30).softmax(1) * mask
-
-
-def keep_effective(a: Tensor, equal: Tensor, floor: float) -> Tensor:
-    """Mixes a with equal weights until 1 / sum a^2 is `floor` of the class at least: sum (a - 1/m)^2 shrinks with (1 - t)^2."""
-    if floor <= 0:
-        return a
-    m = (equal > 0).sum(1, keepdim=True)
-    excess = (m * a.square().sum(1, keepdim=True) - 1).clamp_min(1e-12)
-    return equal + (a - equal) * ((1 / floor - 1 + 1e-12) / excess).sqrt().clamp_max(1)
-
-
-def keep_entropy(a: Tensor, equal: Tensor, floor: float) -> Tensor:
-    """Mixes a with equal weights until its relative entropy is `floor` at least; by concavity this share of them is enough."""
-    if floor <= 0:
-        return a
-    entropy = relative_entropy(a.detach(), (equal > 0).sum(1)).unsqueeze(1)
-    return a + (equal - a) * ((floor - entropy) / (1 - entropy).clamp_min(1e-12)).clamp(0, 1)
-
-
 def hidden(beta: Tensor, penalty: Tensor, honest: Tensor) -> Tensor:
     """The share of the loss with equal weights that the attention hides, over all classes; 0 where it hides nothing."""
     whole = (beta * honest).sum()
@@ -165,7 +120,7 @@ class Attended(NamedTuple):
 
 
 @SURROGATES.register("gated", Config)
-class Gated(Surrogate[Any]):
+class Gated(Guarded, Surrogate[Any]):
     """Attention over the samples of a class looks for the worst weighted variance, which the hinge brings down."""
 
     warmup = 5
@@ -245,10 +200,6 @@ class Gated(Surrogate[Any]):
         """[..., d] normalised samples -> [...]."""
         return gate_logits(x, self.V, self.U, self.w)
 
-    def looked_at(self, x: Tensor, mask: Tensor) -> Tensor:
-        """What the gate sees of groups of samples, or of tokens."""
-        return self.norm(x) if self.view is None else self.view(x, mask)
-
     @torch.no_grad()
     def of_equal_weights(self, groups: Groups, equal: Tensor, uniform: Tensor) -> Tensor:
         """[g], the penalty of equal weights in the space that is measured: `uniform`, or that of an untrained LayerNorm(x)."""
@@ -300,16 +251,11 @@ class Gated(Surrogate[Any]):
         a = self.softmax(logits, groups.mask)[None, :, None]
         return [Head(a, there, rows.to(logits.dtype).unsqueeze(1), groups.total)]
 
-    def guarded(self, logits: Tensor, groups: Groups | Seats, hides: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The penalty on the attention's entropy, worth 0, which z does not feel; and what the monitor logs."""
-        if self.guard is None:
-            return None, {}
-        told = self.guard.watch(self.heads(logits.detach(), groups), self, hides)
-        if self.config.entropy_penalty == "off":
-            return None, told
-        if isinstance(groups, Groups):
-            logits = self.logits(self.looked_at(groups.x.detach(), groups.mask))
-        return self.guard.penalty(self.heads(logits, groups)), told
+    def learnt(self, attention: tuple[Tensor, ...], groups: Groups | Seats) -> tuple[Tensor, ...]:
+        if isinstance(groups, Seats):
+            return attention
+        x = groups.x.detach()
+        return (self.logits(self.norm(x) if self.view is None else self.view(x, groups.mask)),)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised" or self.cut is not None
@@ -329,15 +275,14 @@ class Gated(Surrogate[Any]):
         less = found.detach() / honest.clamp_min(1e-12)
         collapsed = (ess < COLLAPSED * (1 - 1e-3)) | ((less < HIDDEN) & (honest > 0))
         replaced = (less < 1 - 1e-4) & adversarial
-        if self.guard is not None and self.guard.alarm is not None:
-            tripped = self.guard.alarm.now()
+        if (tripped := self.tripped()) is not None:
             penalty, collapsed, replaced = torch.where(tripped, uniform, penalty), collapsed | tripped, replaced | tripped
         if adversarial:
             # Worth 0, with the gate's gradient reversed: it climbs while the edge descends.
             climb = self.penalty(again)
             penalty = penalty + (climb.detach() - climb)
         beta = betas(groups)
-        held, told = self.guarded(logits, groups, hidden(beta, found.detach(), honest))
+        held, told = self.guarded((logits,), groups, hidden(beta, found.detach(), honest))
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.token_dim, groups, self.classes),
@@ -352,8 +297,3 @@ class Gated(Surrogate[Any]):
         }
         loss = (beta * penalty).sum()
         return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
-
-    def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
-        super().after_step(z, y, finite)
-        if self.guard is not None:
-            self.guard.follow(self, finite)

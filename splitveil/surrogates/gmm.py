@@ -37,7 +37,7 @@ from splitveil.statistics.by_class import class_moments, over_classes
 from splitveil.statistics.clustering import Clusters, Mixture, mixture
 from splitveil.statistics.rates import diagonal_rate, log_diagonal
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
-from splitveil.surrogates.shared.auto import AUTO, Auto, counted
+from splitveil.surrogates.shared.auto import AUTO, Auto, counted, start_for
 from splitveil.surrogates.shared.groups import GroupConfig, by_class, weighted_moments
 from splitveil.surrogates.shared.quantities import Quantity
 
@@ -179,10 +179,9 @@ class GMM(Surrogate[Config]):
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """EM of every class; the first time from k-means++, then from the means that are there."""
         count = torch.bincount(labels, minlength=self.classes)
-        start = Clusters(self.weight, self.mean, self.weight, count) if self.weight.any() else None
-        c, most, at_most = self.config, self.weight.shape[1], None
-        if self.auto is not None:
-            at_most, start = self.auto.look(features, labels, start)
+        stored = Clusters(self.weight, self.mean, self.weight, count) if self.weight.any() else None
+        c, most = self.config, self.weight.shape[1]
+        at_most, start = start_for(self.auto, features, labels, stored)
         found = mixture(
             features, labels, self.classes, most, start=start, covariance=c.covariance, members=c.members, tries=TRIES,
             at_most=at_most,

@@ -22,8 +22,9 @@ from splitveil.options import option
 from splitveil.registry import SURROGATES
 from splitveil.statistics.clustering import Clusters, kmeans
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
-from splitveil.surrogates.gated import Gated, gate_logits
+from splitveil.surrogates.gated import Gated
 from splitveil.surrogates.kmeans import KMeans
+from splitveil.surrogates.shared.gate import gate_logits
 from splitveil.surrogates.shared.groups import group, weighted_moments
 from splitveil.surrogates.shared.hinge import HingeConfig
 from splitveil.surrogates.slots import Slots

@@ -34,7 +34,7 @@ picture; h attentions.
 import dataclasses
 from dataclasses import dataclass
 from math import log, prod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,9 @@ from splitveil.statistics.leave_one_out import Distances, attention, linear_weig
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.surrogates.rate import Rate
 from splitveil.surrogates.shared.bank import MOST, SIZE, Bank
-from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, group, places_for, skipped_groups
+from splitveil.surrogates.shared.groups import GroupConfig, Groups, Seated, betas, group, places_among, places_for, skipped_groups
 from splitveil.surrogates.shared.quantities import Quantity
-from splitveil.surrogates.shared.tokens import Cut, in_cells
+from splitveil.surrogates.shared.tokens import cells
 
 REMEMBERED = 1024
 """Images that a bank holds which nobody chose, of all classes together; of each class SIZE at least."""
@@ -116,35 +116,6 @@ class Memory(NamedTuple):
 def small_picture(x: Tensor, size: tuple[int, int]) -> Tensor:
     """t(x): [b, c, h, w] -> [b, c * rows * columns], means over a grid."""
     return nn.functional.adaptive_avg_pool2d(x, size).flatten(1)
-
-
-class Seated(torch.autograd.Function):
-    """`rows` [g, m, d], of which the samples of z [b, …] are those at `place` [b] of g * m; their gradient goes to z."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, rows: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.shape = z.shape
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (place,) = ctx.saved_tensors
-        padded = nn.functional.pad(gradients[0].flatten(0, 1), (0, 0, 0, 1))  # the last row is for one without a place
-        return padded.index_select(0, place).view(ctx.shape), None, None
-
-
-def places_among(groups: Groups, m: int) -> Tensor:
-    """[b], which of the g * m places of the batch each sample has; g * m for one without a place."""
-    n = groups.mask.shape[1]
-    return groups.place if n == m else torch.sub(groups.place, groups.place // n, alpha=n - m)
-
-
-def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
-    """[g, n, c * h * w] -> [g * grid^2, n, c * h/grid * w/grid]: each cell of each sample in the group of its own place."""
-    if grid == 1:
-        return rows
-    return in_cells(rows, Cut(shape, grid, grid)).movedim(1, 3).flatten(4).flatten(0, 2)
 
 
 def memory_of(groups: Groups, z: Tensor, picture: tuple[int, ...], m: int, grid: int, alone: bool) -> Memory:

@@ -43,18 +43,24 @@ from splitveil.options import option
 from splitveil.statistics.clustering import kmeans
 from splitveil.statistics.number_of_clusters import duplicates
 from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
-from splitveil.surrogates.shared.attention_entropy import AttentionConfig, Head, guard_for, guard_weights, make_temperatures
-from splitveil.surrogates.shared.auto import AUTO, Auto, counted
+from splitveil.surrogates.shared.attention_entropy import (
+    AttentionConfig,
+    Guarded,
+    Head,
+    guard_for,
+    guard_weights,
+    make_temperatures,
+)
+from splitveil.surrogates.shared.auto import AUTO, Auto, counted, start_for
 from splitveil.surrogates.shared.centres import HasCentres
 from splitveil.surrogates.shared.groups import GroupConfig, Groups, betas, by_class, share_of_groups, skipped_groups
 from splitveil.surrogates.shared.hinge import Hinge, HingeConfig
+from splitveil.surrogates.shared.slot_attention import GatedCrossAttention, SlotAttention, shares
 from splitveil.surrogates.shared.spectral import at_most
 from splitveil.surrogates.shared.tokens import TokenConfig, tokens_of_all
 
 SLOTS = 8  # slots that a class may have where their number is auto
 ALIVE = 0.01  # share of a class's samples from which on a slot counts as alive
-DEAD = -1e30  # logit of a slot that does not exist
-LEAST = 30.0  # how far below the largest a logit may be
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,6 @@ class Config(HingeConfig, GroupConfig, TokenConfig, AttentionConfig):
     """Epochs between two computations of the start centres."""
     bank: int | None = option(32, at_least=0)
     """Features of each class that are remembered, for batches with few samples of a class."""
-
-
-def shares(logits: Tensor) -> Tensor:
-    """Softmax over slots, [g, n, s]; no share is below e^-30 of the largest: a CPU is ten times as slow on denormal numbers."""
-    return logits.clamp(min=logits.detach().amax(2, keepdim=True) - LEAST).softmax(2)
 
 
 class Spread(NamedTuple):
@@ -116,69 +117,7 @@ def doubt(weights: Tensor, mask: Tensor) -> Tensor:
     return (torch.special.entr(weights.detach()).sum(2) * mask).sum(1) / mask.sum(1).clamp_min(1)
 
 
-class SlotAttention(nn.Module):
-    """Samples [g, n, h] and start slots [g, s, h] -> slots after T rounds; `there` [g, n, s] is 1 where sample and slot exist."""
-
-    def __init__(self, h: int, rounds: int) -> None:
-        super().__init__()
-        self.rounds, self.to_k, self.to_v = rounds, nn.Linear(h, h, bias=False), nn.Linear(h, h, bias=False)
-        nn.init.eye_(self.to_k.weight)
-        nn.init.eye_(self.to_v.weight)
-        self.alpha, self.log_beta = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
-        self.gru, self.norm = nn.GRUCell(h, h), nn.LayerNorm(h)
-        self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
-
-    def metric(self) -> Tensor:
-        """beta W_k^T W_k / sqrt(h), [h, h]: the slots, which are few, are multiplied by it, and not the samples."""
-        k = self.to_k.weight
-        return k.T @ k * (self.log_beta.exp() / k.shape[0] ** 0.5)
-
-    def logits(self, x: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
-        """How much each sample belongs to each slot, before the softmax over slots; nothing belongs to a dead one."""
-        key = slots @ metric
-        level = -0.5 * (key * slots).sum(2)  # |W_k x|^2 is the same for all slots
-        return torch.baddbmm(level.masked_fill(dead, DEAD).unsqueeze(1), x, key.mT)
-
-    def round(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
-        r = shares(self.logits(x, slots, dead, metric)) * there  # [g, n, s]
-        u = self.to_v(r.mT @ x / r.sum(1).clamp_min(1e-8).unsqueeze(2))  # [g, s, h]
-        new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
-        new = new + self.mlp(self.norm(new))
-        return torch.lerp(u, new, torch.tanh(self.alpha))
-
-    def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
-        with torch.no_grad():
-            for _ in range(self.rounds - 1):
-                slots = self.round(x, there, slots, dead, metric)
-        return self.round(x, there, slots, dead, metric)
-
-
-class GatedCrossAttention(nn.Module):
-    """Samples [g, n, h] look at the slots [g, s, h] of their group; both branches open from tanh(0.1)."""
-
-    log_sharpness: Tensor | None  # [heads], with the option `temperatures`
-
-    def __init__(self, h: int, heads: int, wide: int = 2) -> None:
-        super().__init__()
-        self.to_q, self.to_kv = nn.Linear(h, h, bias=False), nn.Linear(h, 2 * h, bias=False)
-        self.out = nn.Linear(h, h, bias=False)
-        self.heads, self.norm, self.norm_slots = heads, nn.LayerNorm(h), nn.LayerNorm(h)
-        self.ffn = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, wide * h), nn.GELU(), nn.Linear(wide * h, h))
-        self.register_parameter("log_sharpness", None)
-        self.alpha_attention, self.alpha_ffn = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
-
-    def forward(self, x: Tensor, slots: Tensor, dead: Tensor) -> tuple[Tensor, Tensor]:
-        """y [g, n, h], and the attention [g, heads, n, s]."""
-        parts = self.to_q(self.norm(x)), *self.to_kv(self.norm_slots(slots)).chunk(2, -1)
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)  # [g, heads, n or s, …]
-        if self.log_sharpness is not None:
-            q = q * self.log_sharpness.exp().view(-1, 1, 1)
-        seen = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(dead[:, None, None], DEAD).softmax(-1)
-        y = torch.addcmul(x, torch.tanh(self.alpha_attention), self.out((seen @ v).transpose(1, 2).flatten(2)))
-        return torch.addcmul(y, torch.tanh(self.alpha_ffn), self.ffn(y)), seen
-
-
-class Slots(HasCentres, Surrogate[Config]):
+class Slots(Guarded, HasCentres, Surrogate[Config]):
     """Spread inside the sub-modes of each class, which slot attention and gated cross attention find."""
 
     warmup, loss_scale, precision = 3, 0.25, "high"
@@ -219,23 +158,12 @@ class Slots(HasCentres, Surrogate[Config]):
         most = torch.minimum(there[0].amax(1).sum(1), groups.total)  # two samples use two slots at most
         return [Head(r.unsqueeze(0), there, rows, most), Head(seen.transpose(0, 1) * there, there, rows, most)]
 
-    def guarded(self, r: Tensor, seen: Tensor, groups: Groups) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The penalty on the attention's entropy, worth 0, which z does not feel; and what the monitor logs."""
-        if self.guard is None:
-            return None, {}
-        nothing = r.new_zeros(())  # a finer mixture has less spread inside, and hides none
-        told = self.guard.watch(self.heads(r.detach(), seen.detach(), groups), self, nothing)
-        held = None if self.config.entropy_penalty == "off" else self.guard.penalty(self.heads(r, seen, groups))
-        return held, told
-
     @torch.no_grad()
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """New start centres, from the last ones where there are any."""
         if self.cut is not None:
             features, labels = tokens_of_all(features, labels, self.classes, self.cut)
-        start, at_most = self.stored(), None
-        if self.auto is not None:
-            at_most, start = self.auto.look(features, labels, start)
+        at_most, start = start_for(self.auto, features, labels, self.stored())
         self.store(kmeans(features, labels, self.classes, self.weight.shape[1], start=start, members=4, at_most=at_most))
 
     def views(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,8 +204,8 @@ class Slots(HasCentres, Surrogate[Config]):
         alive = (spread.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)  # slots in use
         collapsed = (alive < 2) & (centres > 1)  # one slot has taken everything
         useless = (centres == 0) | (spread.freedom < 0.5)
-        if self.guard is not None and self.guard.alarm is not None:
-            collapsed = collapsed | self.guard.alarm.now()
+        if (tripped := self.tripped()) is not None:
+            collapsed = collapsed | tripped
         fallback = useless | collapsed | (found > self.rival(spread.equal, groups))
         penalty = torch.where(fallback, uniform, found) + torch.where(useless, 0, climbed - climbed.detach())
         variance = torch.where(fallback.unsqueeze(1), spread.equal, spread.variance)
@@ -313,7 +241,7 @@ class Slots(HasCentres, Surrogate[Config]):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        held, told = self.guarded(r, seen, groups)
+        held, told = self.guarded((r, seen), groups, r.new_zeros(()))  # a finer mixture has less spread inside, and hides none
         return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
 
     def duplicates(self, r: Tensor, groups: Groups) -> Tensor:
@@ -323,5 +251,3 @@ class Slots(HasCentres, Surrogate[Config]):
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         super().after_step(z, y, finite)
         self.calls += 1
-        if self.guard is not None:
-            self.guard.follow(self, finite)

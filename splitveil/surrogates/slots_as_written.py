@@ -35,7 +35,8 @@ from splitveil.registry import SURROGATES, UserError
 from splitveil.surrogates import FeatureSpace, SurrogateOutput, filled
 from splitveil.surrogates.shared.groups import Groups, betas, weighted_moments
 from splitveil.surrogates.shared.quantities import Quantity
-from splitveil.surrogates.slots import ALIVE, DEAD, Slots, Spread, shares, within_slots
+from splitveil.surrogates.shared.slot_attention import PapersSlotAttention
+from splitveil.surrogates.slots import ALIVE, Slots, Spread, within_slots
 from splitveil.surrogates.slots import Config as SlotsConfig
 
 PLAIN: dict[str, Any] = {
@@ -101,37 +102,6 @@ def class_gate(count: Tensor, classes: int) -> Tensor:
     """[g], with b = half an equal share and a = 4 / b: 0.02 without samples, 0.98 at an equal share."""
     b = 0.5 / classes
     return torch.sigmoid(4 / b * (count / count.sum().clamp_min(1) - b))
-
-
-class PapersSlotAttention(nn.Module):
-    """Slot attention as in its paper: W_q of its own, LayerNorm on the slots, a gradient through every round."""
-
-    def __init__(self, h: int, rounds: int) -> None:
-        super().__init__()
-        self.rounds = rounds
-        self.to_k, self.to_v = nn.Linear(h, h, bias=False), nn.Linear(h, h, bias=False)
-        self.to_q, self.norm_slots = nn.Linear(h, h, bias=False), nn.LayerNorm(h)
-        self.log_beta = nn.Parameter(torch.zeros(()))
-        self.gru, self.norm = nn.GRUCell(h, h), nn.LayerNorm(h)
-        self.mlp = nn.Sequential(nn.Linear(h, 2 * h), nn.ReLU(), nn.Linear(2 * h, h))
-
-    def metric(self) -> Tensor:
-        """beta W_q^T W_k / sqrt(h), [h, h]."""
-        k = self.to_k.weight
-        return self.to_q.weight.T @ k * (self.log_beta.exp() / k.shape[0] ** 0.5)
-
-    def logits(self, x: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
-        key = self.norm_slots(slots) @ metric
-        level = torch.zeros_like(key[..., 0]).masked_fill(dead, DEAD)
-        return torch.baddbmm(level.unsqueeze(1), x, key.mT)
-
-    def forward(self, x: Tensor, there: Tensor, slots: Tensor, dead: Tensor, metric: Tensor) -> Tensor:
-        for _ in range(self.rounds):
-            r = shares(self.logits(x, slots, dead, metric)) * there  # [g, n, s]
-            u = self.to_v(r.mT @ x / r.sum(1).clamp_min(1e-8).unsqueeze(2))  # [g, s, h]
-            new = self.gru(u.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
-            slots = new + self.mlp(self.norm(new))
-        return slots
 
 
 class Gates(nn.Module):
@@ -225,10 +195,11 @@ class SlotsAsWritten(Slots):
         slots = slots.expand(len(groups.label), -1, -1)
         return self.norm(groups.x) @ self.project.T, slots, torch.zeros_like(slots[..., 0], dtype=torch.bool)
 
-    def guarded(self, r: Tensor, seen: Tensor, groups: Groups) -> tuple[Tensor | None, dict[str, Tensor]]:
-        if self.learned and self.config.entropy_penalty != "off":  # there z feels the attention, and must not feel the penalty
-            r, _, seen = self.shares(groups._replace(x=groups.x.detach()))
-        return super().guarded(r, seen, groups)
+    def learnt(self, attention: tuple[Tensor, ...], groups: Groups) -> tuple[Tensor, ...]:
+        if not self.learned:
+            return attention
+        r, _, seen = self.shares(groups._replace(x=groups.x.detach()))  # there z feels the attention
+        return r, seen
 
     def gated_penalty(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """[g, s] penalties on [g, s, d] variances, and the gates [g, s, d]."""
@@ -273,13 +244,12 @@ class SlotsAsWritten(Slots):
         share = found.detach() / uniform.detach().clamp_min(1e-12)
         alive = (spread.mass.detach() > ALIVE * groups.total.unsqueeze(1)).sum(1)
         collapsed, fallback = self.judged(groups, alive, opening, share, spread.freedom)
-        tripped = self.guard.alarm.now() if self.guard is not None and self.guard.alarm is not None else None
         if self.config.preset == "as_written":
             penalty = torch.where(fallback, 0 * found, found)  # off, and still part of the graph
         else:
             fallback = fallback | (found > self.rival(variance, groups))
             penalty = torch.where(fallback, uniform, found)
-        if tripped is not None:
+        if (tripped := self.tripped()) is not None:
             collapsed, fallback = collapsed | tripped, fallback | tripped
             penalty = torch.where(tripped, uniform, penalty)
         if on_z:

@@ -20,10 +20,10 @@ wherever h is.
 Letters: k heads of all layers, g classes, n rows of a class, s keys of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -204,6 +204,32 @@ class AttentionGuard(nn.Module):
         settle(surrogate, finite)
         if self.alarm is not None:
             self.alarm.follow(finite)
+
+
+class Guarded(nn.Module):
+    """A part of a surrogate's class: its attention under the options of AttentionConfig."""
+
+    guard: AttentionGuard | None
+
+    def tripped(self) -> Tensor | None:
+        """[], true while the alarm says that attention has collapsed; None without an alarm."""
+        return None if self.guard is None or self.guard.alarm is None else self.guard.alarm.now()
+
+    heads: Callable[..., list[Head]]
+    """(*attention, groups), the heads of attention that it computed."""
+
+    def learnt(self, attention: tuple[Tensor, ...], groups: Any) -> tuple[Tensor, ...]:
+        """The attention as the surrogate alone feels it, and z does not."""
+        return attention
+
+    def guarded(self, attention: tuple[Tensor, ...], groups: Any, hidden: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The penalty on the attention's entropy, worth 0, and what the monitor logs."""
+        if self.guard is None:
+            return None, {}
+        told = self.guard.watch(self.heads(*(each.detach() for each in attention), groups), self, hidden)
+        if self.guard.config.entropy_penalty == "off":
+            return None, told
+        return self.guard.penalty(self.heads(*self.learnt(attention, groups), groups)), told
 
 
 def guard_for(config: AttentionConfig, heads: int) -> AttentionGuard | None:

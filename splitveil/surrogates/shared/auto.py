@@ -34,6 +34,13 @@ def steadied(chosen: Tensor, before: Tensor, now: Tensor) -> Tensor:
     return torch.where((chosen == 0) | (now == before), now, chosen)
 
 
+def start_for(
+    auto: "Auto | None", features: Tensor, labels: Tensor, stored: Clusters | None
+) -> tuple[Tensor | None, Clusters | None]:  # fmt: skip
+    """What a refresh starts with: the clusters that each class may have, if that is voted on, and those to start from."""
+    return (None, stored) if auto is None else auto.look(features, labels, stored)
+
+
 class Auto(nn.Module):
     """The number of clusters of each class."""
 

@@ -164,6 +164,28 @@ def taken(values: Tensor, seats: Seats) -> Tensor:
     return torch.nn.functional.pad(values.flatten(), (0, 1)).index_select(0, seats.place)
 
 
+def places_among(groups: Groups, m: int) -> Tensor:
+    """[b], which of the g * m places of the batch each sample has; g * m for one without a place."""
+    n = groups.mask.shape[1]
+    return groups.place if n == m else torch.sub(groups.place, groups.place // n, alpha=n - m)
+
+
+class Seated(torch.autograd.Function):
+    """`rows` [g, m, d], of which the samples of z [b, …] are those at `place` [b] of g * m; their gradient goes to z."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.shape = z.shape
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        padded = torch.nn.functional.pad(gradients[0].flatten(0, 1), (0, 0, 0, 1))  # the last row is for one without a place
+        return padded.index_select(0, place).view(ctx.shape), None, None
+
+
 class FlatVariance(torch.autograd.Function):
     """Variances of z [b, d] in its groups: under equal weights and under `moving` ones [2 g, d]; and the latter again [g, d].
 
@@ -199,10 +221,15 @@ class FlatVariance(torch.autograd.Function):
             of_moving = of_all.gather(1, own.unsqueeze(1)).squeeze(1)
             del e, of_all  # the first is as large as z
         if ctx.needs_input_grad[0]:
-            weights = in_columns(equal, moving, own, g).mul_(2)
-            of_z = (weights @ pull).mul_(z)
-            of_z.addmm_(weights[:, :g], pull[:g] * middle, alpha=-1).addmm_(weights[:, g:], pull[g:] * mean, alpha=-1)
+            of_z = pulled(z, in_columns(equal, moving, own, g), pull, middle, mean)
         return of_z, None, of_moving, None, None
+
+
+def pulled(z: Tensor, weights: Tensor, pull: Tensor, middle: Tensor, mean: Tensor) -> Tensor:
+    """The gradient of z [b, d], with both weights in columns [b, 2 g] and the means under each, from the variances' [2 g, d]."""
+    weights, g = weights.mul_(2), len(middle)
+    of_z = (weights @ pull).mul_(z)
+    return of_z.addmm_(weights[:, :g], pull[:g] * middle, alpha=-1).addmm_(weights[:, g:], pull[g:] * mean, alpha=-1)
 
 
 def in_columns(equal: Tensor, moving: Tensor, own: Tensor, g: int) -> Tensor:

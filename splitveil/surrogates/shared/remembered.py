@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitveil.statistics.by_class import Spread, members
 from splitveil.surrogates.shared.bank import Bank
-from splitveil.surrogates.shared.groups import Seats, in_columns, own_group, present, seats, taken
+from splitveil.surrogates.shared.groups import Seats, in_columns, own_group, present, pulled, seats, taken
 
 
 class Together(NamedTuple):
@@ -92,9 +92,7 @@ class VarianceBeside(torch.autograd.Function):
             of_kept += again.unsqueeze(1) @ apart.square_().mT
             of_beside = torch.cat([torch.zeros_like(of_kept), of_kept], 1)
         if ctx.needs_input_grad[0]:
-            weights = in_columns(equal, moving, own, g).mul_(2)
-            of_z = (weights @ pull).mul_(z)
-            of_z.addmm_(weights[:, :g], pull[:g] * middle, alpha=-1).addmm_(weights[:, g:], pull[g:] * mean, alpha=-1)
+            of_z = pulled(z, in_columns(equal, moving, own, g), pull, middle, mean)
         return of_z, None, of_moving, None, None, of_beside
 
 

@@ -86,6 +86,13 @@ def in_cells(rows: Tensor, cut: Cut) -> Tensor:
     return parts.movedim((-4, -2), (-5, -4))
 
 
+def cells(rows: Tensor, shape: tuple[int, ...], grid: int) -> Tensor:
+    """[g, n, c * h * w] -> [g * grid^2, n, c * h/grid * w/grid]: each cell of each sample in the group of its own place."""
+    if grid == 1:
+        return rows
+    return in_cells(rows, Cut(shape, grid, grid)).movedim(1, 3).flatten(4).flatten(0, 2)
+
+
 def deviations(groups: Groups) -> tuple[Tensor, Tensor]:
     """Samples less their class's mean [g, n, d], and where they are [g, n]; nothing of a class with one sample."""
     mask = groups.mask * (groups.total > 1).unsqueeze(1)

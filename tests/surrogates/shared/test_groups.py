@@ -4,7 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.surrogates.shared.bank import Bank
-from splitveil.surrogates.shared.groups import capacity_for, flat_variances, group, seats, weighted_moments
+from splitveil.surrogates.shared.groups import (
+    Seated,
+    capacity_for,
+    flat_variances,
+    group,
+    places_among,
+    seats,
+    weighted_moments,
+)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,3 +124,28 @@ def test_variances_of_flat_rows_are_those_of_the_padded_groups(seed: int, b: int
     torch.testing.assert_close(felt[0], torch.zeros_like(z))
     torch.testing.assert_close(felt[1][1], of_raw[1])  # the moving weights alone
     assert not felt[1][0].any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), b=st.integers(1, 30), m=st.integers(1, 6), remembered=st.integers(0, 5))
+def test_rows_of_the_batch_lead_back_to_their_samples_and_one_without_a_place_gets_nothing(
+    seed: int, b: int, m: int, remembered: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z, y = torch.randn(b, 2, 3, generator=generator), torch.randint(0, 3, (b,), generator=generator)
+    bank = Bank(6, 3, 4)
+    bank.push(torch.randn(20, 6, generator=generator), torch.arange(20) % 3, torch.tensor(True))
+    groups = group(z.flatten(1), y, 3, m, bank, m + remembered, stand_in=False)
+    z.requires_grad_()
+    rows = Seated.apply(z, groups.x[:, :m], places_among(groups, m))
+    assert isinstance(rows, torch.Tensor)
+    assert torch.equal(rows, groups.x[:, :m])
+    pull = torch.randn(rows.shape, generator=generator)
+    (found,) = torch.autograd.grad(rows, z, pull)
+    expected, taken = torch.zeros(b, 6), dict.fromkeys(range(3), 0)
+    label = groups.label.tolist()
+    for i, c in enumerate(y.tolist()):
+        if taken[c] < m:
+            expected[i] = pull[label.index(c), taken[c]]
+        taken[c] += 1
+    assert torch.equal(found.flatten(1), expected)
