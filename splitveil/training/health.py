@@ -4,7 +4,7 @@
     task_warnings(line, shares, 500, …)       {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
 
 `line` is an epoch's line of metrics.jsonl. It has each diagnostic x as cem_x, averaged over the steps. A diagnostic that is not
-logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
+logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags/).
 """
 
 from collections.abc import Sequence
