@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from splitveil.evaluation.flags import BEATEN
+from splitveil.evaluation.flags.attacks import BEATEN
 from splitveil.evaluation.summary import Summary
 from splitveil.registry import UserError
 

@@ -170,7 +170,7 @@ class EdgeAlone:
 @dataclass(frozen=True)
 class RaisedFlag:
     flag: str
-    """Its name in flags.py."""
+    """Its name in the table of flags (docs/flags.md)."""
     detail: str
     """What raised it."""
 
