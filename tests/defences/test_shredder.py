@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interrupting import interrupt_at
+from interrupting import train_in_two
 from torch import Tensor, nn
 
 from splitveil import defences
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_a_frozen_run_is_opened_frozen() -> None:
 
 @pytest.mark.parametrize("killed_in", [1, 2])
 def test_a_run_killed_around_the_freeze_ends_bit_for_bit_as_one_that_was_not(
-    killed_in: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed_in: int, pictures: Path, tmp_path: Path
 ) -> None:
     config = parse(f"""
         --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200 --model.width 4
@@ -106,11 +106,7 @@ def test_a_run_killed_around_the_freeze_ends_bit_for_bit_as_one_that_was_not(
     """.split())  # fmt: skip
     whole, _, _ = train_run(tmp_path / "whole", config)
     assert [line["cem_inactive"] for line in whole.metrics()] == [0, 5, 10]  # nobody to tell once the edge is frozen
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 5 * killed_in + 2)  # five steps an epoch
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "half", config)
-    half, _, _ = train_run(tmp_path / "half", config)
+    half = train_in_two(5 * killed_in + 2, tmp_path / "half", config)  # five steps an epoch
     for file in ("weights/last.safetensors", "state/train.safetensors"):
         assert (whole.folder / file).read_bytes() == (half.folder / file).read_bytes()
 
