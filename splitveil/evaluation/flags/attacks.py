@@ -37,20 +37,22 @@ def metric_ceiling(evidence: Evidence) -> Iterator[str]:
 
 
 CONVERGED = 0.1
-"""The share of its error that the last third of an attack's training may still take off."""
+"""The last third of an attack's training may still take off this share of its error."""
 DOUBLED = 0.02
-"""The share of its error that twice the epochs may take off an attack that has converged."""
+"""Twice the epochs may take this share off the error of an attack that has converged."""
 
 
 @flag(
     "attack-not-converged",
-    raised_if="twice the epochs took more than 2 % off an attack's error on images that it held out: the probe of decoders in "
-    "standard and plus, which compares half their epochs with all. Without a probe: the last third of its training lowered that "
-    "error (its loss, if it holds out none) by more than 10 %",
+    raised_if="doubling its epochs took more than 2 % off the error of a decoder with a probe, or the last third of the training "
+    "took more than 10 % off the error of another attack",
     why="a longer attack would do better; the error is too high",
     do="raise the attack's epochs until the flag is gone",
 )
 def attack_not_converged(evidence: Evidence) -> Iterator[str]:
+    """The error is that on images which the attack held out; an attack that holds out none is judged by its loss. A probe is one
+    more decoder that learns for half the epochs.
+    """
     for name, attack in evidence.attacks.items():
         gain, errors = attack.facts.get("doubling_gain"), attack.held_out or attack.losses
         if gain is not None:

@@ -11,13 +11,13 @@ from splitveil.evaluation.victim import DEFENCES
 from splitveil.registry import ATTACKS
 
 LADDER = 0.02
-"""How much worse, as a share of the MSE, an attack may be that should do at least as well as another."""
+"""An attack that should do at least as well as another may be worse by this share of the MSE."""
 
 
 @flag(
     "whitebox-weaker",
-    raised_if="the MSE of an attack that has the edge's weights lies more than 2 % above that of the best attack without them "
-    "that knew no more in any other way: releases, label, cloud weights, captured features, images of its own",
+    raised_if="an attack that has the edge's weights does more than 2 % worse in MSE than one without them that otherwise "
+    "knew no more",
     why="who knows more cannot do worse: the white-box attack is badly tuned, or the defence only hides its gradients",
     do="give it more steps and restarts, start it from the decoder's answer (refine), or leave it out of the claim",
     needs="encoder_weights",
@@ -38,7 +38,7 @@ def whitebox_weaker(evidence: Evidence) -> Iterator[str]:
 
 
 def twins(attacks: Mapping[str, AttackResult], *apart: str) -> Iterator[tuple[str, AttackResult, str, AttackResult]]:
-    """Ordered pairs of attacks that have a number and differ in nothing but the options `apart`, with their names."""
+    """Ordered pairs of attacks that gave a number and differ in nothing but the options `apart`; each attack with its name."""
 
     def kind(attack: AttackResult) -> dict[str, Any]:
         known = attack.method in ATTACKS.names()  # an option that came after the attack was run had its default
@@ -66,8 +66,8 @@ def stronger_net_worse(evidence: Evidence) -> Iterator[str]:
 
 @flag(
     "more-data-worse",
-    raised_if="of two attacks that differ in nothing but the number of their own images, the one with more has a MSE over 2 % "
-    "higher",
+    raised_if="of two attacks that differ in nothing but the number of their own images, the MSE of the one with more is more "
+    "than 2 % higher",
     why="more images cannot hurt an attack that works; its number is no measure of the defence",
     do="train it longer, and look whether its images are of the same distribution",
 )
@@ -83,8 +83,8 @@ AVERAGING, RELEASES = 0.1, 16
 
 @flag(
     "averaging-hole",
-    raised_if="seeing up to 16 releases of one image lowers the MSE of the same attack by more than 10 %; or seeing as many "
-    "near-duplicates lowers the error of `burst` on images that it held out",
+    raised_if="up to 16 releases of one image lower an attack's MSE by more than 10 % against one release, or up to 16 "
+    "near-duplicates lower the error of `burst` by as much",
     why="fresh noise at every release averages out: whoever sends an image twice, or two frames of one scene, sends it with less "
     "noise",
     do="send noise that depends on the content (keyed_noise), limit releases, or claim a single release and say so",
@@ -123,15 +123,14 @@ DOUBT = 3.0
 
 @flag(
     "bound-violated",
-    raised_if="the mean MSE of an attack that is not told the class lies, by more than 3 standard errors, below a bound that is "
-    "proved for as many releases as it saw",
+    raised_if="the MSE of an attack lies more than 3 standard errors below a bound that is proved for what the attack saw",
     why="the bound, or an assumption under it, is wrong; a certificate that one attack breaks certifies nothing",
     do="do not publish the bound; check its assumptions (distribution, sigma, releases) on this run",
     needs=DEFENCES,
 )
 def bound_violated(evidence: Evidence) -> Iterator[str]:
-    """The worst case over attacks is not held against a bound: it chooses by the image itself, which no attacker can do. Nor is
-    an attack that is told the class: the bounds are for who has what was sent and nothing else; nor one that sees
+    """Bounds hold for attackers who have what was sent and nothing else. Three things are therefore not compared with them: the
+    worst case over attacks, which chooses by the image itself; attacks that are told the class; and attacks that see
     near-duplicates, which are other images.
     """
     for bound in evidence.certificates:

@@ -9,19 +9,19 @@ from splitveil.registry import unknown
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the flags look at."""
+    """What is known of a run and its attacks: all that the flags look at."""
 
     attacks: Mapping[str, AttackResult]
     ceiling_mse: float
     acting: Mapping[str, bool] = field(default_factory=dict)
-    """False for a defence that changes nothing."""
+    """By the name of each defence: False if it changes nothing."""
     certificates: Sequence[Certificate] = ()
     mode_difference: str | None = None
-    """How what is sent in eval() differs from what was sent in train(); None if it does not."""
+    """A sentence that says how what is sent in eval() differs from what was sent in train(); None if it does not differ."""
     cem_steps: int | None = None
-    """Training steps in which CEM acted; None for a run without CEM."""
+    """The number of training steps in which CEM acted; None for a run without CEM."""
     cem_inactive: int = 0
-    """Those of them in which its gradient was zero."""
+    """The number of these steps in which CEM's gradient was zero."""
     collapsed: Sequence[float] = ()
     """For each epoch in which CEM acted: the share of the classes whose attention had collapsed. Empty without attention."""
     loss_share: float | None = None
@@ -29,9 +29,9 @@ class Evidence:
     hidden: Sequence[float] = ()
     """For each epoch in which CEM acted: the share of the loss with equal weights that the attention hid."""
     degenerate: Sequence[str] = ()
-    """Corner cases of the test images, of z and of the model, from degenerate.py."""
+    """What degenerate.py finds wrong with the test images, z and the model, a sentence each."""
     predicted_noise: str | None = None
-    """The seed or stream from which whoever has the run folder draws the noise again; None if none was found."""
+    """A sentence that names the stream from which the noise can be drawn again; None if no such stream was found."""
 
 
 Check = Callable[[Evidence], Iterator[str]]
@@ -43,9 +43,9 @@ class Flag:
     why: str
     do: str
     check: Check
-    """Yields what raised the flag, once for each place."""
+    """Yields one line for each thing that raises the flag."""
     needs: str = ""
-    """What it cannot be checked without, where a victim may lack it: a key of `Victim.lacks`."""
+    """The knowledge without which the flag cannot be checked, as a key of `Victim.lacks`; empty if it can always be checked."""
 
 
 FLAGS: dict[str, Flag] = {}
@@ -62,7 +62,7 @@ def flag(name: str, *, raised_if: str, why: str, do: str, needs: str = "") -> Ca
 
 
 def flags_named(names: Iterable[str]) -> set[str]:
-    """The flags of these names, or of this one name; refused if there is no such flag."""
+    """The names as a set; a single name is allowed too. A name that no flag has is refused."""
     named = {names} if isinstance(names, str) else set(names)
     for name in named:
         if name not in FLAGS:
@@ -71,12 +71,12 @@ def flags_named(names: Iterable[str]) -> set[str]:
 
 
 def raised(evidence: Evidence) -> tuple[RaisedFlag, ...]:
-    """The flags that evidence on one run raises, in the order of the table."""
+    """The flags that this evidence raises, in the order of the table."""
     return tuple(RaisedFlag(name, detail) for name, flag in FLAGS.items() for detail in flag.check(evidence))
 
 
 def not_checked(lacks: Mapping[str, str]) -> dict[str, str]:
-    """The flags that nobody can check where some knowledge does not exist, with why."""
+    """The flags that cannot be checked where knowledge is lacking, each with the reason that `lacks` gives."""
     return {name: lacks[flag.needs] for name, flag in FLAGS.items() if flag.needs in lacks}
 
 

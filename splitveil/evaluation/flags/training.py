@@ -10,8 +10,8 @@ from splitveil.training.health import COLLAPSED, HIDDEN
 
 @flag(
     "defence-inactive",
-    raised_if="a configured defence changed nothing: z is sent as it is, CEM never acted or had a zero gradient in most steps, "
-    "or its loss ended below 1 % of that with equal weights while its attention had collapsed",
+    raised_if="a configured defence changed nothing: z is sent as it is, CEM never acted or its gradient was zero in most steps, "
+    "or its attention collapsed and its loss ended below 1 % of that with equal weights",
     why="the model is as undefended as without it",
     do="raise its strength; for CEM look at the variance histogram against tau",
     needs=DEFENCES,
@@ -31,8 +31,8 @@ def defence_inactive(evidence: Evidence) -> Iterator[str]:
 
 @flag(
     "attention-collapsed",
-    raised_if="over the last third of the epochs in which CEM acted, the attention of more than half of the classes had "
-    "collapsed, or it hid more than 5 % of the loss with equal weights",
+    raised_if="in the last third of the epochs with CEM, the attention of more than half of the classes had collapsed, or it hid "
+    "more than 5 % of the loss with equal weights",
     why="a few samples carry the weight of their class: CEM's loss can fall while the class spreads, and leaks, as before",
     do="use the surrogate's preset=default, or train its gates adversarially; see 'Inside the surrogate' in the report",
     needs=LOG,
@@ -45,7 +45,7 @@ def attention_collapsed(evidence: Evidence) -> Iterator[str]:
 
 
 def last_third(values: Sequence[float]) -> float:
-    """Mean over the last third, at least one, of those that are numbers; 0 if there are none."""
+    """The mean of the last third (at least one) of the values that are numbers; 0 if there are none."""
     known = [value for value in values if isfinite(value)]
     tail = known[-max(1, len(known) // 3) :]
     return sum(tail) / len(tail) if tail else 0.0

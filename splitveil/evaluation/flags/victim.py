@@ -35,8 +35,8 @@ def channel_off_at_inference(evidence: Evidence) -> Iterator[str]:
 
 @flag(
     "degenerate",
-    raised_if="there is one test image, one class or one image a class, test images of a class that was not trained on, equal "
-    "test images, a z that is the same for all of them, or a loss on them of more than 10,000 times that of guessing",
+    raised_if="there is only one test image, one class or one image a class; a class was not trained on; all test images or all "
+    "their z are equal; or the loss is more than 10,000 times that of guessing",
     why="the numbers are right and say little: an interval, an accuracy or a spread needs images and features that differ, and a "
     "model that diverged is nobody's model",
     do="test on more images of more classes; where z never differs or the loss is huge, train again at a lower rate",
@@ -47,8 +47,8 @@ def degenerate(evidence: Evidence) -> Iterator[str]:
 
 @flag(
     "noise-predictable",
-    raised_if="somebody who has the run folder draws the noise of a release again: what `send` adds without a generator is that "
-    "of torch's own generator after loading, or of a seed that was tried (2,000 and those of the config)",
+    raised_if="somebody who has the run folder can draw the noise of a release again: from torch's own generator after loading, "
+    "from the config's seed, or from one of 2,000 other seeds",
     why="noise that can be drawn again can be subtracted, and then nothing protects z",
     do="draw by splitveil.noise with the generator that send is given, and call channel.serve() on the device",
     needs=FOLDER,
