@@ -121,7 +121,7 @@ def float32_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class Shown(NamedTuple):
+class WholeBatch(NamedTuple):
     """What a surrogate saw in a step, of all processes."""
 
     z: Tensor  # [b, *z_shape], detached
@@ -295,7 +295,7 @@ class CEM(nn.Module):
         moved = (self.multiplier * step.exp()).clamp(1 / REACH, REACH)
         self.multiplier.copy_(torch.where(finite & moved.isfinite() & (self.known.sum() > 0), moved, self.multiplier))
 
-    def _pull(self, z: Tensor, y: Tensor, images: tuple[Tensor, ...]) -> tuple[Shown, Tensor]:
+    def _pull(self, z: Tensor, y: Tensor, images: tuple[Tensor, ...]) -> tuple[WholeBatch, Tensor]:
         """Put coef * d L_C / d z into `gradient`, and the surrogate's own gradients into its parameters.
 
         Statistics are computed in float32, or in float64 if z is. A gradient that is not finite counts as skipped and is
@@ -333,9 +333,9 @@ class CEM(nn.Module):
         self.skipped += ~finite
         self.inactive += finite & (low == 0) & (high == 0)
         self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
-        return Shown(features.detach(), labels, images), finite
+        return WholeBatch(features.detach(), labels, images), finite
 
-    def _learn(self, batch: Shown, finite: Tensor) -> None:
+    def _learn(self, batch: WholeBatch, finite: Tensor) -> None:
         """Let the surrogate's Adam make a step, its memory take the batch and strength follow its target.
 
         Nothing changes after a gradient that was not finite.

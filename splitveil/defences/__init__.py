@@ -135,6 +135,11 @@ class Defence(nn.Module, Generic[C]):
         return AttackHints()
 
 
+def name_of(defence: nn.Module) -> str:
+    """The name under which a defence is registered; the name of its class if it is not registered."""
+    return getattr(type(getattr(defence, "config", None)), "method", type(defence).__name__)
+
+
 def check_channels(name: str, z_shape: Sequence[int]) -> None:
     """Refuse a cut whose z is not a stack of maps, for a defence that is made of convolutions."""
     if len(z_shape) != 3:

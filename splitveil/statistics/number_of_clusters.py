@@ -51,7 +51,7 @@ class Sampled(NamedTuple):
     mask: Tensor  # [c, n], 1 where there is one
 
 
-def evenly(labels: Tensor, classes: int, which: Tensor) -> Sampled:
+def sample_classes(labels: Tensor, classes: int, which: Tensor) -> Sampled:
     """[N] labels -> some samples of each of the classes `which` [c], taken at equal distances."""
     everyone = torch.bincount(labels, minlength=classes)
     start, count = (everyone.cumsum(0) - everyone)[which], everyone[which]
@@ -236,7 +236,7 @@ def vote(features: Tensor, labels: Tensor, classes: int, most: int = MOST, which
     if not torch.isin(labels, which).any():
         one, none = torch.ones_like(which), features.new_zeros(len(which), most)
         return Votes(one, one, one, none.unsqueeze(2).expand(-1, -1, features.shape[1]), none)
-    sampled = evenly(labels, classes, which)
+    sampled = sample_classes(labels, classes, which)
     mask = sampled.mask.to(features.dtype)
     x = features[sampled.rows]
     gram = products(x, mask)

@@ -41,7 +41,7 @@ def which_out(count: int, of: int, device: torch.device) -> Tensor:
     return (order < max(1, count)).to(device)
 
 
-def evenly(images: DeviceImages, most: int) -> DeviceImages:
+def thinned(images: DeviceImages, most: int) -> DeviceImages:
     """At most so many of the images, evenly spread over them; all of them for 0."""
     if not 0 < most < len(images):
         return images

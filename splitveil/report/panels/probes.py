@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 Rows = list[tuple[str, str, dict[str, float]]]
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     found = [(run, rows) for run in runs if (rows := probed(run))]
     return {"probed": found} if found else None
 
 
-def probed(run: Shown) -> Rows:
+def probed(run: ReportedRun) -> Rows:
     """(what was probed, for which attribute, accuracies)."""
     places = {"what is sent": run.summary.probes}
     if run.strongest is not None:
