@@ -122,7 +122,7 @@ def float32_products(precision: str) -> Iterator[None]:
 
 
 class WholeBatch(NamedTuple):
-    """What a surrogate saw in a step, of all processes."""
+    """The batch of a step over all processes, as the surrogate was given it."""
 
     z: Tensor  # [b, *z_shape], detached
     y: Tensor  # [b]

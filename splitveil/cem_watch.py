@@ -24,24 +24,24 @@ from splitveil.surrogates import Surrogate
 
 @dataclass(eq=False)
 class History:
-    """What has happened to a CEM so far."""
+    """What a CEM and its user's loop have done so far."""
 
     warmup: int
     wanted: bool
     """False for a CEM of strength 0, which is meant to do nothing."""
     scheduled: bool = False
     asked: bool = False
-    """True after a step in which the surrogate had the images, if it needs them."""
+    """True once a step gave the surrogate the images, if it needs them."""
     waited: int = 0
-    """Steps in which CEM did not act."""
+    """The number of steps in which CEM did not act."""
     looked: bool = False
-    """True after the first step in which it acted and could be looked at."""
+    """True once labels and statistics were looked at, in the first step in which CEM acted."""
     settled: bool = False
-    """True if the number of epochs was told, so that there is nothing left to say at the end."""
+    """True if `schedule` was told the number of epochs, so that nothing is left to warn of at the end."""
 
 
 def watched(cem: Any, warmup: int, strength: float) -> History:
-    """What watches over a CEM, also at its end: when it is thrown away or the program stops."""
+    """Begin the History of a CEM. It is looked at once more when the CEM is deleted or the program ends."""
     history = History(warmup, strength > 0)
     weakref.finalize(cem, tell_if_idle, history)
     return history

@@ -65,7 +65,7 @@ from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 
 WARM = 0.05
-"""Share of a U-Net's training in which its rate rises."""
+"""The learning rate of a U-Net rises during this share of its training."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def learner_of(net: nn.Module, config: Config, epochs: int) -> Learner:
 
 
 def doubling(half: float, full: float) -> dict[str, float]:
-    """Facts for attack-not-converged: the least error after half the epochs, and the share of it that all of them took off."""
+    """Facts for attack-not-converged: the least error after half the epochs, and the share that all epochs took off it."""
     return {"half_error": half, "doubling_gain": 1 - full / half} if isfinite(full) and isfinite(half) and half > 0 else {}
 
 

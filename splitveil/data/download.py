@@ -40,11 +40,11 @@ SCHEMES = ("https",)
 
 @dataclass(frozen=True)
 class Published:
-    """A file as its owners publish it."""
+    """A file that the owners of a data set publish, with its address and checksum."""
 
     url: str
     checksum: str
-    """md5:… or sha256:…, in lower-case hex."""
+    """The file's checksum as md5:… or sha256:…, in lower-case hex."""
 
     @property
     def file(self) -> str:
@@ -108,7 +108,7 @@ OPENER = urllib.request.build_opener(CheckedRedirects)
 
 
 def reason(error: Exception) -> str:
-    """An error in one line, with its type, because some errors have no text of their own."""
+    """An error in one line. Its type is named, because some errors have no text of their own."""
     return " ".join(f"{type(error).__name__} {error}".split())
 
 

@@ -22,20 +22,20 @@ from splitveil.runs import Run
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run as the report shows it."""
+    """A run, and all that the report says about it."""
 
     label: str
     """The run's name, told apart from others of the same name."""
     slot: int
-    """Its place in the report; decides its colour everywhere."""
+    """The run's place in the report, which decides its colour everywhere."""
     folder: Path
     summary: Summary
     curves: list[dict[str, Any]]
-    """One line an epoch, in order."""
+    """The lines of metrics.jsonl, one for each epoch."""
     epochs: int
     """How many epochs its config asks for; 0 for an audit, which trains nothing."""
     config_text: str
-    """Of an audit, what was audited and how."""
+    """The run's config as TOML; for an audit, what was audited and how."""
     weights_now: str | None
     """Digest of the weights that lie in the folder now; None where there are none, as in an audit."""
 
@@ -104,7 +104,7 @@ def without_paths(toml: str) -> str:
 
 
 def percent(share: float) -> float:
-    """As it is printed, so that differences of printed numbers come out right."""
+    """A share in percent, rounded as it is printed, so that differences of printed numbers come out right."""
     return round(100 * share, 1)
 
 
@@ -164,7 +164,7 @@ def best_attack(run: ReportedRun) -> AttackResult:
 
 
 def alone(run: ReportedRun) -> tuple[str, str]:
-    """What there is to say of a single run."""
+    """The two sentences about a run that stands alone in its report."""
     best, others, accuracy = best_attack(run), len(run.summary.attacks), run.summary.accuracy
     which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
     right = f"; the model is right on {percent(accuracy)} % of the test images" if isfinite(accuracy) else ""
@@ -180,7 +180,7 @@ def of_ceiling(run: ReportedRun) -> str:
 
 
 def price(run: ReportedRun, first: ReportedRun) -> str:
-    """What a run costs in accuracy against the first; nothing where an audit has no accuracy."""
+    """How much accuracy a run has lost against the first one, in words; empty if an audit has no accuracy."""
     if not (isfinite(run.summary.accuracy) and isfinite(first.summary.accuracy)):
         return ""
     here, there = percent(run.summary.accuracy), percent(first.summary.accuracy)

@@ -20,14 +20,14 @@ from matplotlib.figure import Figure
 from splitveil.report.facts import ReportedRun
 
 COLOURS = 6
-"""Run colours of report.css; runs beyond them repeat the colours with other dashes and markers."""
+"""The number of run colours in report.css. Further runs repeat the colours with other dashes and markers."""
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 MARKERS = "osD^"
 INK, MUTED, GRID = "#0f0f01", "#0f0f02", "#0f0f03"
 STAND_INS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)"}
 STAND_INS |= {f"#0f0e{i:02x}": f"var(--run-{i})" for i in range(COLOURS)}
 Drawing = tuple[str, str, Markup]
-"""Title, explanation and SVG."""
+"""A figure of the report: its title, its explanation and its SVG."""
 
 
 def colour(slot: int) -> str:

@@ -19,9 +19,9 @@ from splitveil.report.facts import ReportedRun
 LARGEST = 128
 """Pixels on the longer side of a picture in a strip; larger ones are shown smaller so that the page stays light."""
 CLOSE = 320
-"""The same for a picture to look at closely."""
+"""Pixels on the longer side of a picture that is shown to be looked at closely."""
 ABREAST = 6
-"""Pictures in a strip: as many as can be told apart on a phone."""
+"""So many pictures stand in a strip: as many as can be told apart on a phone."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Pair:
     mse: float
     ssim: float
     among: int
-    """Images that it was chosen from."""
+    """The number of images from which this one was chosen."""
     reduced: bool
 
 

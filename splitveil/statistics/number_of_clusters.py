@@ -52,7 +52,7 @@ class Sampled(NamedTuple):
 
 
 def sample_classes(labels: Tensor, classes: int, which: Tensor) -> Sampled:
-    """[N] labels -> some samples of each of the classes `which` [c], taken at equal distances."""
+    """[N] labels -> some samples of each of the classes `which` [c], at equal distances in their order."""
     everyone = torch.bincount(labels, minlength=classes)
     start, count = (everyone.cumsum(0) - everyone)[which], everyone[which]
     n = min(LOOKED_AT, max(LEAST, ALTOGETHER // len(which)), int(count.max()))

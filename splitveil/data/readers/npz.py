@@ -77,7 +77,7 @@ def read_part(arrays: dict[str, np.ndarray], prefix: str, names: tuple[str, ...]
 
 
 def class_names(arrays: dict[str, np.ndarray], where: str) -> tuple[str, ...]:
-    """As the file gives them, else the numbers up to the highest label of both parts."""
+    """The names of the classes in the file; without them, the numbers up to the highest label of both parts."""
     if "classes" in arrays:
         return tuple(str(name) for name in arrays["classes"].reshape(-1))
     given = {key: arrays[key] for key in LABELS if key in arrays}

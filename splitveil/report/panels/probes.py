@@ -13,7 +13,7 @@ def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
 
 
 def probed(run: ReportedRun) -> Rows:
-    """(what was probed, for which attribute, accuracies)."""
+    """The rows of the table: what was probed, for which attribute, and how often each probe was right."""
     places = {"what is sent": run.summary.probes}
     if run.strongest is not None:
         places[f"what {run.strongest.attack} rebuilds"] = run.strongest.probes
