@@ -11,6 +11,7 @@ import torch
 from interrupting import train_in_two
 from on_device import nobody_waits
 from scipy import stats
+from seeded import seeded
 from torch import Tensor, nn
 
 from splitveil.channel import Channel
@@ -52,10 +53,6 @@ def make(name: str) -> tuple[Defence, SplitModel]:
 def features(model: SplitModel) -> tuple[Tensor, Tensor]:
     x = torch.rand(B, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     return model.edge(x).detach(), x
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @every_defence

@@ -3,29 +3,24 @@ from pathlib import Path
 import pytest
 import torch
 from interrupting import train_in_two
-from torch import Tensor, nn
+from seeded import seeded
+from small_split import small_split
+from torch import Tensor
 
 from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.defences import Batch
 from splitveil.defences.shredder import Shredder, laplace
-from splitveil.split_model import SplitModel, cut_stages
+from splitveil.split_model import SplitModel
 from splitveil.training.train_runs import train_run
 
 
 def attached(**options: float) -> tuple[Shredder, SplitModel]:
-    torch.manual_seed(0)
-    stages = nn.Sequential()
-    stages.add_module("body", nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)))
-    stages.add_module("tail", nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 5)))
+    model = small_split(4, batchnorm=True)
     defence = defences.build("shredder", **options)
     assert isinstance(defence, Shredder)
-    return defence, Channel([defence]).rebuild(cut_stages(stages, "body", (3, 6, 6)))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    return defence, Channel([defence]).rebuild(model)
 
 
 def task_loss(model: SplitModel, defence: Shredder, x: Tensor, generator: torch.Generator) -> Tensor:
