@@ -46,7 +46,7 @@ from splitveil.surrogates import Surrogate, SurrogateOutput
 @dataclass(frozen=True)
 class CEMConfig:
     surrogate: Any = None
-    """Which surrogate, by name; none to train without CEM."""
+    """The surrogate's name; none trains without CEM."""
     strength: float = option(16.0, at_least=0)
     """lambda, the weight of the conditional-entropy gradient at the cut; 0 or more."""
     sigma: float | None = None
@@ -82,11 +82,11 @@ class CEMConfig:
 
 
 MEMORY = 256.0
-"""Samples of a class over which `target_bits` averages its variance."""
+"""`target_bits` averages the variance of a class over so many of its samples."""
 REACH = 1000.0
 """The most by which `target_bits` raises or lowers strength."""
 TOLERATED = 0.002
-"""Validation accuracy that `growth` takes for no loss."""
+"""A smaller drop of validation accuracy does not count as a loss for `growth`."""
 
 
 def rescale(kind: str, lr: float) -> float:
@@ -106,13 +106,13 @@ def ramped(epoch: int, warmup: int, ramp: int) -> float:
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """In float32 at least: the square of a scaled float16 gradient would overflow."""
+    """The norm, in float32 at least: the square of a scaled float16 gradient would overflow."""
     return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """How exact products of float32 matrices are inside; "high" is TF32 on a GPU, whose factors have ten bits."""
+    """Set how exact products of float32 matrices are in this context; "high" is TF32 on a GPU, whose factors have ten bits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -33,13 +33,13 @@ MOST = 16
 SMALL, COVERED = 0.03, 0.9
 """Share of the samples that a cluster has at least, and that clusters hold together."""
 MARGIN, CLEAR = 0.02, 0.1
-"""Differences of silhouettes that count."""
+"""Only differences of silhouettes above these count."""
 NEAR = 0.05
 """Share of the samples, the nearest ones, whose distance is the width of the affinity."""
 ROUNDS = 3
-"""Of k-means, for the silhouette."""
+"""Rounds of k-means, for the silhouette."""
 SAME = 0.1
-"""Nats by which the samples of two clusters may differ that are one."""
+"""Two clusters count as one if their samples differ by at most so many nats."""
 CUT = 4
 """Clusters into which one Gaussian is cut at most, to compare with."""
 
