@@ -127,7 +127,7 @@ class Surrogate(nn.Module, Generic[C]):
     forward: Callable[..., SurrogateOutput]
     """(z, y), or (z, y, x) of one that needs images."""
 
-    def asked_images(self, x: Tensor | None, z: Tensor) -> tuple[Tensor, ...]:
+    def asked_images(self, x: Tensor | None, z: Tensor | None = None) -> tuple[Tensor, ...]:
         """(x,) if it looks at images, which must then be those of z; else nothing."""
         if not self.needs_images:
             return ()
@@ -138,7 +138,7 @@ class Surrogate(nn.Module, Generic[C]):
             raise UserError(f"{own}: x is a {type(x).__name__}, must be a tensor of images")
         if built_with is not None and x.shape[1:] != built_with:
             raise UserError(f"{own}: x is {list(x.shape[1:])}, it was built with image={built_with}; give both alike")
-        if len(x) != len(z):
+        if z is not None and len(x) != len(z):
             raise UserError(f"{own}: x has {len(x)} images, z is of {len(z)}; pass the images that z was made of")
         return (x.detach(),)
 
