@@ -146,7 +146,7 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
         load_weights(parts, weights)
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
-        raise UserError(f"{setting}: {where} does not fit this run's {images}: {str(error).partition(';')[0]}") from error
+        raise UserError(f"{setting}: {where} does not fit this run's {images}; give one that was trained on such") from error
     parts.channel.deploy()
     ours, theirs = splits.summary(), run.read("splits.json")
     if ours["task"] != theirs.get("task"):  # else it has learned from nothing but what the student learns from
