@@ -147,7 +147,7 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
         load_weights(parts, weights)
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
-        raise UserError(f"{setting}: {where} does not fit this run's {images}: {str(error).partition(';')[0]}") from error
+        raise UserError(f"{setting}: {where} does not fit this run's {images}; give one that was trained on such") from error
     # Its channel is not deployed: keyed_noise would take a key that may be another in the process that goes on after a kill.
     # With a generator it draws noise of the same law.
     ours, theirs = splits.summary(), run.read("splits.json")

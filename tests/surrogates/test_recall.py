@@ -408,6 +408,19 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], said: 
         build("recall", dim=4, classes=2, sigma=0.1, image=IMAGE, **options)
 
 
+def test_images_that_z_was_not_made_of_are_refused() -> None:
+    z, y, x = scene(0, 12, (16,))
+    surrogate = recall(z)
+    with pytest.raises(UserError, match=r"surrogate 'recall': x is a ndarray, must be a tensor of images"):
+        surrogate(z, y, x.numpy())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"x is \[1, 3, 3\], it was built with image=\(.*\); give both alike"):
+        surrogate(z, y, torch.zeros(12, 1, 3, 3))
+    with pytest.raises(UserError, match="x has 5 images, z is of 12; pass the images that z was made of"):
+        surrogate(z, y, x[:5])
+    with pytest.raises(UserError, match=r"image is \(32, 32\), must be three numbers, channels first, such as \(3, 32, 32\)"):
+        build("recall", dim=4, classes=2, sigma=0.1, image=(32, 32))
+
+
 def test_tokens_need_features_with_places() -> None:
     z, y, x = scene(0, 12, (16,))
     with pytest.raises(UserError, match=r"tokens=2 needs z of shape \[c, h, w\] .* this cut has \[16\]; set tokens=1"):

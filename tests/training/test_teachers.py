@@ -376,7 +376,8 @@ def test_a_run_on_other_images_or_classes_is_one_line(size: int, classes: int, s
     where = other_pictures(tmp_path, size, classes)
     train_run(tmp_path / "other", parse([*small, "--data.path", str(where)]))
     refused = splitveil("train", *small, "--runs", str(tmp_path / "runs"), f"--train.distillation.clean={tmp_path / 'other'}")
-    assert_one_line(refused, "does not fit this run's images of [1, 16, 16] in 4 classes")
+    assert_one_line(refused, "does not fit this run's images of [1, 16, 16] in 4 classes; give one that was trained on such")
+    assert "state_dict" not in refused.err
     assert not (tmp_path / "runs").exists()
 
 
