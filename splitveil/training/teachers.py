@@ -190,11 +190,6 @@ class Teaching:
     ) -> None:  # fmt: skip
         self.config, self.parts, self.feed, self.seed, self.bf16 = config.distillation, parts, feed, seed, bf16
         self.student, self.teachers = RunTeacher(parts), dict(teachers)
-        if self.config.warmup >= config.epochs:
-            warn(
-                f"train.distillation.warmup is {self.config.warmup}, and the training has {config.epochs} epochs: no teacher "
-                "will ever be asked; lower it"
-            )
         self.digests = {path: teacher.digest() for path, teacher in teachers.items() if teacher is not None}
         for path, digest in self.digests.items():
             if saved and saved.get(f"teachers.{path}") != digest:

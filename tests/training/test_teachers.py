@@ -109,17 +109,6 @@ def test_a_warmup_that_never_ends_gives_the_weights_of_a_run_without_teachers(sm
     assert last(tmp_path / "taught") != last(tmp_path / "waiting")
 
 
-@pytest.mark.parametrize(("warmup", "told"), [("2", False), ("3", True)])
-def test_a_warmup_that_never_ends_is_told(
-    warmup: str, told: bool, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    training_of(taught(small, "--train.distillation.warmup", warmup, defended="ema"), tmp_path / "run")
-    said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "train.distillation.warmup is 3, and the training has 3 epochs: no teacher will ever be asked; lower it" in said
-    ) == told
-
-
 def weights(folder: Path) -> dict[str, Tensor]:
     return Run.open(folder).load_weights()
 
