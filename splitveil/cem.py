@@ -192,7 +192,7 @@ class CEM(nn.Module):
 
     def look(self, z: Tensor, y: Tensor, *, x: Tensor | None = None) -> None:
         """Optional: call it as soon as z exists, and on a GPU the surrogate works while the cloud does; then call `backward`."""
-        images = self.surrogate.asked_images(x)  # refuses at the first step, and not only after the warm-up
+        images = self.surrogate.asked_images(x, z)  # refuses at the first step, and not only after the warm-up
         self.watch.asked = True
         if not self.active or not z.requires_grad:
             return
@@ -210,7 +210,7 @@ class CEM(nn.Module):
         """
         check_scheduled(self.watch)
         if not self.watch.asked:
-            self.surrogate.asked_images(x)
+            self.surrogate.asked_images(x, z)
             self.watch.asked = True
         loss = loss if scaler is None else scaler.scale(loss)
         if not self.active:

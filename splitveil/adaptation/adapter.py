@@ -39,6 +39,7 @@ from splitveil.adaptation.message import Update, read, write
 from splitveil.adaptation.replay import Replay
 from splitveil.adaptation.retention import Retention, entropy, plausible, usual_sizes
 from splitveil.options import UserError, check_options, option
+from splitveil.registry import told
 from splitveil.rng import stream
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
@@ -162,6 +163,13 @@ def classes_answered(logits: Tensor) -> float:
     return mean.clamp_min(1e-12).log().mul(mean).sum().neg().exp().item()
 
 
+def check_received(name: str, z: Tensor) -> None:
+    """Refuse what is no tensor of floats."""
+    if not (isinstance(z, Tensor) and z.is_floating_point()):
+        what = f"of {z.dtype}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
+        raise UserError(f"adaptation: {name} is {what}, must be a tensor of floats, as it was received")
+
+
 class Adapter:
     """A copy of the cloud that learns from what it is sent; the cloud that was given stays as it is.
 
@@ -174,6 +182,9 @@ class Adapter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.config = config or AdapterConfig()
+        if not isinstance(self.config, AdapterConfig):
+            raise UserError(f"adaptation: the config is a {type(config).__name__}, must be an AdapterConfig")
+        check_received("the reference", reference)
         if len(reference) < 2 or not reference.isfinite().all():
             raise UserError("adaptation: the reference must be two z or more of your own images, all finite")
         self._at_release, self.reference, self.sizes = reference, reference, usual_sizes(reference)
@@ -181,8 +192,14 @@ class Adapter:
         if not (self.config.descent or self.model.followers()):
             raise UserError("adaptation: the cloud has no BatchNorm whose statistics could follow; set descent = True")
         self.teacher = copy.deepcopy(self.model)
-        with torch.no_grad():
-            logits = self._answers(reference)
+        try:
+            with torch.no_grad():
+                logits = self._answers(reference)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UserError(
+                f"adaptation: the cloud does not take a reference of {list(reference.shape[1:])} ({told(error)}); give the half "
+                "behind the cut, and z as it was received"
+            ) from error
         self.classes_at_start = classes_answered(logits)
         c = self.config
         self.retention = Retention(logits.shape[1], c.keep, c.window, c.memory)
@@ -202,16 +219,17 @@ class Adapter:
 
     def __call__(self, z: Tensor) -> Tensor:
         """The answers [b, classes] to z [b, *z_shape] as it is received; nothing is kept."""
+        check_received("z", z)
         if z.shape[1:] != self.reference.shape[1:]:
             raise UserError(
                 f"adaptation: z is {list(z.shape[1:])}, the reference is {list(self.reference.shape[1:])}; give both alike"
             )
         with torch.no_grad():
-            return self._answers(z)
+            return self._answers(z.to(self.reference))
 
     def observe(self, z: Tensor) -> Tensor:
         """Answer z [b, *z_shape], keep what is worth it, and take a step when `batch` new ones are kept."""
-        logits = self(z)
+        logits, z = self(z), z.to(self.reference)
         kept = self.retention(logits, plausible(z, self.sizes))
         self.replay.add(z[kept])
         self._fresh += int(kept.sum())
@@ -289,6 +307,8 @@ class Adapter:
 
         What was kept before is of another gain and is overwritten.
         """
+        if not sigma > 0:
+            raise UserError(f"adaptation: sigma is {sigma}, must be above 0: that of the channel's noise")
         update = read(message)
         self.replay.clear()
         self.model.device_gain.copy_(update.gain)

@@ -12,6 +12,7 @@ from splitveil.adaptation.cut_affine import CutAffine
 from splitveil.adaptation.guard import check, check_channel, most_shift
 from splitveil.adaptation.message import digest_of_edge, read
 from splitveil.channel import Channel
+from splitveil.options import UserError
 
 
 class Client:
@@ -29,6 +30,9 @@ class Client:
     @torch.no_grad()
     def send(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """What leaves the device; the generator is for experiments."""
+        if not (isinstance(x, Tensor) and x.is_floating_point()):
+            what = f"of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise UserError(f"adaptation: x is {what}, must be a tensor of floats in 0 to 1, as the edge was trained with")
         return self.channel.send(self.edge(x), x, generator)
 
     def apply(self, message: bytes) -> None:

@@ -8,6 +8,8 @@ z [b, d]               gain, shift [d]
 import torch
 from torch import Tensor, nn
 
+from splitveil.options import UserError
+
 
 def channels_of(z_shape: tuple[int, ...]) -> int:
     """How many gains and shifts a z of this shape has."""
@@ -37,9 +39,15 @@ class CutAffine(nn.Module):
 
     def __init__(self, z_shape: tuple[int, ...]) -> None:
         super().__init__()
-        channels = channels_of(tuple(z_shape))
+        self.z_shape = tuple(z_shape)
+        channels = channels_of(self.z_shape)
         self.register_buffer("gain", torch.ones(channels))  # [c]
         self.register_buffer("shift", torch.zeros(channels))
 
     def forward(self, z: Tensor) -> Tensor:
+        if z.shape[1:] != self.z_shape:
+            raise UserError(
+                f"adaptation: z is {list(z.shape[1:])}, the client was made for {list(self.z_shape)}; give z_shape, and images "
+                "of the size, that belong to this edge"
+            )
         return along_channels(self.gain, z) * z + along_channels(self.shift, z)

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -108,7 +108,9 @@ OPENER = urllib.request.build_opener(CheckedRedirects)
 
 
 def reason(error: Exception) -> str:
-    """An error in one line. Its type is named, because some errors have no text of their own."""
+    """An error in one line, with its type, because some have no text of their own; without a network, the system's words."""
+    if isinstance(error, URLError) and isinstance(error.reason, OSError) and error.reason.strerror:
+        return error.reason.strerror
     return " ".join(f"{type(error).__name__} {error}".split())
 
 

@@ -50,7 +50,7 @@ def read_archive(stream: BinaryIO, file: Path, known: Collection[str] | None, re
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if name == member.filename or (known is not None and name not in known):
-                raise unknown(f"array in {file}:", member.filename, known or ())
+                raise unknown(f"array in {file}:", name, known or ())
             if name in members:
                 raise UserError(f"{file} has {name} twice; {remedy}")
             members[name] = member

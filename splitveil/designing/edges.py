@@ -49,6 +49,7 @@ def edges_within(budget: Budget, models: Sequence[Any], x_shape: tuple[int, ...]
     A model that does not take such images is left out, which is told.
     """
     found: dict[str, Edge] = {}
+    seen: list[Edge] = []
     for config in models:
         try:
             with torch.device("meta"):
@@ -56,11 +57,23 @@ def edges_within(budget: Budget, models: Sequence[Any], x_shape: tuple[int, ...]
         except UserError as error:
             tell_once(f"{type(config).method} is left out: {error}")
             continue
+        seen += every
         found |= {edge.name: edge for edge in reversed(every) if budget.allows(edge.cost)}
     if not found:
         names = ", ".join(type(config).method for config in models)
-        raise UserError(f"no edge of {names} stays within the budget; raise it, or name other --models")
+        raise UserError(f"no edge of {names} stays within the budget; {least_of(seen)}raise it, or name other --models")
     return found
+
+
+def least_of(edges: Sequence[Edge]) -> str:
+    """What the edge of fewest multiply-adds takes, for somebody whose budget allows none."""
+    if not edges:
+        return ""
+    least = min(edges, key=lambda edge: edge.cost.macs or 0)
+    return (
+        f"the one of fewest multiply-adds, {least.name}, takes {least.cost.macs:,}, has {least.cost.parameters:,} weights and "
+        f"sends {least.cost.bytes // 4:,} numbers; "
+    )
 
 
 def edges_of(config: Any, budget: Budget, x_shape: tuple[int, ...], classes: int) -> Iterator[Edge]:

@@ -56,7 +56,7 @@ class Attention(torch.autograd.Function):
         spread = (far * company).sum((-2, -1)) / pairs
         u = (spread + (noise.view(-1, 1, 1) if isinstance(noise, Tensor) else noise)).clamp_min(SMALLEST)  # [g, v] or [h, g, v]
         by = sharpness.view(-1, 1, 1) / u
-        a = torch.addcmul((company - 1) * 1e30, far, by[..., None, None], value=-1).softmax(-1)  # [h, g, v, m, n]
+        a = torch.addcmul((company - 1).mul_(1e30), far, by[..., None, None], value=-1).softmax(-1)  # [h, g, v, m, n]
         ctx.save_for_backward(distance, company[:, 0], sharpness, a[:, :, 0], by[..., 0], u[..., 0], pairs[:, 0])
         return a.mean(0)
 

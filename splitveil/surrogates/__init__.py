@@ -48,6 +48,8 @@ class FeatureSpace:
 
     def __post_init__(self) -> None:
         check_options(self, "surrogate: ")
+        if self.image is not None and len(self.image) != 3:
+            raise UserError(f"surrogate: image is {self.image}, must be three numbers, channels first, such as (3, 32, 32)")
 
 
 class SurrogateOutput(NamedTuple):
@@ -116,7 +118,7 @@ class Surrogate(nn.Module, Generic[C]):
     def __call__(self, z: Tensor, y: Tensor, x: Tensor | None = None) -> SurrogateOutput:
         """What it says about a batch. Half precision is measured in float32, also under autocast: variances need the digits."""
         z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
-        images = self.asked_images(x)
+        images = self.asked_images(x, z)
         if z.is_meta:  # has no autocast
             return super().__call__(z, y, *images)
         with torch.autocast(z.device.type, enabled=False):
@@ -125,15 +127,19 @@ class Surrogate(nn.Module, Generic[C]):
     forward: Callable[..., SurrogateOutput]
     """(z, y), or (z, y, x) of one that needs images."""
 
-    def asked_images(self, x: Tensor | None) -> tuple[Tensor, ...]:
-        """(x,) if it looks at images, which must then be there; else nothing."""
+    def asked_images(self, x: Tensor | None, z: Tensor | None = None) -> tuple[Tensor, ...]:
+        """(x,) if it looks at images, which must then be those of z; else nothing."""
         if not self.needs_images:
             return ()
+        own, built_with = f"surrogate {type(self).__name__.lower()!r}", self.space.image
         if x is None:
-            raise UserError(
-                f"surrogate {type(self).__name__.lower()!r} looks at the images that z was made of; "
-                "pass them: cem.backward(loss, z, y, x=x)"
-            )
+            raise UserError(f"{own} looks at the images that z was made of; pass them: cem.backward(loss, z, y, x=x)")
+        if not isinstance(x, Tensor):
+            raise UserError(f"{own}: x is a {type(x).__name__}, must be a tensor of images")
+        if built_with is not None and x.shape[1:] != built_with:
+            raise UserError(f"{own}: x is {list(x.shape[1:])}, it was built with image={built_with}; give both alike")
+        if z is not None and len(x) != len(z):
+            raise UserError(f"{own}: x has {len(x)} images, z is of {len(z)}; pass the images that z was made of")
         return (x.detach(),)
 
     def about_the_bank(self) -> str:

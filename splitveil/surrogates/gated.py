@@ -200,6 +200,10 @@ class Gated(Guarded, Surrogate[Any]):
         """[..., d] normalised samples -> [...]."""
         return gate_logits(x, self.V, self.U, self.w)
 
+    def looked_at(self, x: Tensor, mask: Tensor) -> Tensor:
+        """What the gate sees of groups of samples, or of tokens."""
+        return self.norm(x) if self.view is None else self.view(x, mask)
+
     @torch.no_grad()
     def of_equal_weights(self, groups: Groups, equal: Tensor, uniform: Tensor) -> Tensor:
         """[g], the penalty of equal weights in the space that is measured: `uniform`, or that of an untrained LayerNorm(x)."""
@@ -254,8 +258,7 @@ class Gated(Guarded, Surrogate[Any]):
     def learnt(self, attention: tuple[Tensor, ...], groups: Groups | Seats) -> tuple[Tensor, ...]:
         if isinstance(groups, Seats):
             return attention
-        x = groups.x.detach()
-        return (self.logits(self.norm(x) if self.view is None else self.view(x, groups.mask)),)
+        return (self.logits(self.looked_at(groups.x.detach(), groups.mask)),)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised" or self.cut is not None

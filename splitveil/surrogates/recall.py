@@ -299,5 +299,5 @@ class Recall(Surrogate[Config]):
     def after_step(self, z: Tensor, y: Tensor, finite: Tensor, x: Tensor | None = None) -> None:
         z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
         if self.bank is not None:
-            self.bank.push(self.rows(z, *self.asked_images(x)), y, finite)
+            self.bank.push(self.rows(z, *self.asked_images(x, z)), y, finite)
         self.rate.after_step(z, y, finite)

@@ -147,7 +147,7 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
         load_weights(parts, weights)
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
-        raise UserError(f"{setting}: {where} does not fit this run's {images}: {str(error).partition(';')[0]}") from error
+        raise UserError(f"{setting}: {where} does not fit this run's {images}; give one that was trained on such") from error
     # Its channel is not deployed: keyed_noise would take a key that may be another in the process that goes on after a kill.
     # With a generator it draws noise of the same law.
     ours, theirs = splits.summary(), run.read("splits.json")
@@ -190,11 +190,6 @@ class Teaching:
     ) -> None:  # fmt: skip
         self.config, self.parts, self.feed, self.seed, self.bf16 = config.distillation, parts, feed, seed, bf16
         self.student, self.teachers = RunTeacher(parts), dict(teachers)
-        if self.config.warmup >= config.epochs:
-            warn(
-                f"train.distillation.warmup is {self.config.warmup}, and the training has {config.epochs} epochs: no teacher "
-                "will ever be asked; lower it"
-            )
         self.digests = {path: teacher.digest() for path, teacher in teachers.items() if teacher is not None}
         for path, digest in self.digests.items():
             if saved and saved.get(f"teachers.{path}") != digest:

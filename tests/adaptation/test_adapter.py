@@ -6,6 +6,7 @@ import inspect
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_world import CLASSES, SHAPE, SIGMA, World, world
@@ -190,6 +191,33 @@ def test_a_rate_that_is_far_too_large_ends_at_the_start_and_not_in_answers_that_
 def test_z_of_another_shape_is_refused() -> None:
     with pytest.raises(UserError, match=r"z is \[5, 4, 4\], the reference is \[4, 4, 4\]"):
         adapter_of(world()).observe(torch.zeros(2, 5, 4, 4))
+
+
+def test_what_is_no_z_of_this_cloud_is_one_line() -> None:
+    made, adapter = world(), adapter_of(world())
+    with pytest.raises(UserError, match="z is a ndarray, must be a tensor of floats, as it was received"):
+        adapter.observe(np.zeros((2, *SHAPE)))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the reference is a ndarray, must be a tensor of floats"):
+        Adapter(made.model.cloud, np.zeros((8, *SHAPE)))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"the cloud does not take a reference of \[4, 4, 4\] .*; give the half behind the cut"):
+        Adapter(made.model, adapter.reference)
+    with pytest.raises(UserError, match="the config is a dict, must be an AdapterConfig"):
+        Adapter(made.model.cloud, adapter.reference, {"keep": 0.2})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_z_in_another_precision_is_answered_kept_and_learnt_from_in_that_of_the_reference(dtype: torch.dtype) -> None:
+    made, adapter = world(), adapter_of(world(), AdapterConfig(keep=1, batch=16))
+    z = made.sent(made.images(64, 1)[0], 2)
+    assert (adapter.observe(z.to(dtype)) - made.model.cloud(z)).abs().max() < 0.1
+    assert adapter.steps == 1 and adapter.replay.newest(1).dtype == torch.float32
+
+
+def test_an_update_is_confirmed_with_the_noise_of_the_channel() -> None:
+    adapter = adapter_of(world())
+    message = adapter.update("edge")
+    with pytest.raises(UserError, match="sigma is 0, must be above 0: that of the channel's noise"):
+        adapter.confirm(message, 0)
 
 
 def test_of_a_stream_of_one_class_little_is_kept() -> None:

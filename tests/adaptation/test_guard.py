@@ -125,6 +125,15 @@ def test_the_affine_acts_on_the_channels_of_maps_and_on_the_features_of_tokens(z
     assert (first == 3).all()
 
 
+def test_what_is_no_image_of_this_edge_is_one_line() -> None:
+    device, x = client(), torch.rand(2, 1, 8, 8)
+    for wrong, what in ((x.numpy(), "a ndarray"), ((x * 255).byte(), "of torch.uint8")):
+        with pytest.raises(UserError, match=f"x is {what}, must be a tensor of floats in 0 to 1"):
+            device.send(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"z is \[3, 10, 10\], the client was made for \[3, 6, 6\]; give z_shape, and images"):
+        device.send(torch.rand(2, 1, 12, 12))
+
+
 def stack(*names: str) -> Channel:
     options = {"gaussian": {"sigma": 0.1}, "keyed_noise": {"sigma": 0.1}, "local_dp": {"epsilon": 1.0}}
     return Channel([defences.build(name, **options.get(name, {})) for name in names])

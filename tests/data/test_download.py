@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import pytest
 
 from splitveil.data import download
-from splitveil.data.download import Published, fetch, fetch_archive
+from splitveil.data.download import Published, fetch, fetch_archive, reason
 from splitveil.data.readers import cifar, idx, tinyimagenet
 from splitveil.registry import DATASETS, UserError
 
@@ -379,3 +380,9 @@ def test_missing_files_are_named_with_their_place_and_address(
     assert str(tmp_path / "root") in text
     assert "http" in text
     assert "download = true" in text
+
+
+def test_without_a_network_the_line_has_the_words_of_the_system():
+    error = URLError(OSError(-2, "Name or service not known"))
+    assert reason(error) == "Name or service not known"
+    assert reason(TimeoutError()) == "TimeoutError"

@@ -94,7 +94,7 @@ def test_a_zip_bomb_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("name", ["../images.npy", "images", "other.npy"])
 def test_an_array_of_another_name_is_refused_before_it_is_read(name: str, tmp_path: Path):
     file = archive(tmp_path / "set.npz", {name: b"never read"})
-    with pytest.raises(UserError, match="unknown array"):
+    with pytest.raises(UserError, match="unknown array .*: '" + name.removesuffix(".npy") + "'"):
         read_npz(file, KEYS)
 
 

@@ -10,7 +10,7 @@ from splitveil.data import ImageSet
 from splitveil.defences.bottleneck import Bottleneck
 from splitveil.defences.bottleneck import Config as BottleneckConfig
 from splitveil.designing.budget import Budget
-from splitveil.designing.edges import CHANNELS, edges_within, fast_enough
+from splitveil.designing.edges import CHANNELS, edges_of, edges_within, fast_enough
 from splitveil.designing.search import Search
 from splitveil.metrics.cost import cost
 from splitveil.models import build_model
@@ -47,8 +47,14 @@ def test_a_model_for_other_images_is_left_out_and_told(capsys: pytest.CaptureFix
 
 
 def test_a_budget_that_allows_nothing_is_one_line() -> None:
-    with pytest.raises(UserError, match="no edge of small stays within the budget"):
-        edges_within(Budget(macs=10), [MODELS["small"].config()], SHAPE, 10)
+    least = min(edges_of(MODELS["small"].config(), Budget(), SHAPE, 10), key=lambda edge: edge.cost.macs or 0)
+    said = (
+        f"no edge of small stays within the budget; the one of fewest multiply-adds, {least.name}, takes {least.cost.macs:,}, "
+        f"has {least.cost.parameters:,} weights and sends {least.cost.bytes // 4:,} numbers; raise it, or name other --models"
+    )
+    for budget in (Budget(macs=10), Budget(weights=10), Budget(numbers=1)):
+        with pytest.raises(UserError, match=f"^{said}$"):
+            edges_within(budget, [MODELS["small"].config()], SHAPE, 10)
 
 
 def test_edges_that_take_too_long_are_left_out() -> None:
