@@ -26,8 +26,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import splitveil
-from splitveil.evaluation.begun import as_table
 from splitveil.evaluation.suites import suite
+from splitveil.evaluation.suites_begun import as_table
 from splitveil.registry import ATTACKS
 
 LIMIT = 2 * 2**30

@@ -26,8 +26,8 @@ from torch import Tensor
 from splitveil.attacks import Attack, label_of
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import attack_folders, is_stale, options_of, why_void
-from splitveil.evaluation.begun import begun
 from splitveil.evaluation.build_attacks import asked_images
+from splitveil.evaluation.suites_begun import begun
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import Kept, Victim
 from splitveil.files.folder import parse_table, read_json
