@@ -18,7 +18,7 @@ ORDER = """
     config manifest runs training attacks evaluation designing
     report auditing adaptation cli __main__ testing pytest_plugin
 """
-ROOMS = ORDER.split()
+ROOMS: list[str] = [*ORDER.split()]
 PACKAGE = Path(splitveil.__file__).parent
 FILES = sorted({file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")} - {Path("__init__.py")})
 

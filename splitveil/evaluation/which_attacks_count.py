@@ -160,7 +160,7 @@ def list_begun(attacks: Path, wanted: Sequence[Any]) -> bool:
 
 
 def counted(run: Kept, weights: str, suite: str = "") -> Standing:
-    """The same for `evaluate`, which refuses a run without attacks, and one whose own list is unfinished.
+    """As `standing`, for `evaluate`, which refuses a run without attacks, and one whose own list is unfinished.
 
     A run that is held to a suite, by name or because one was begun, may lack attacks: then its summary says what is incomplete.
     """

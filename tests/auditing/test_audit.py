@@ -82,7 +82,7 @@ def test_the_network_and_the_random_numbers_are_left_as_they_were(fails: bool) -
 def test_a_killed_audit_goes_on_and_another_model_s_attacks_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[str] = []
     for name in ("mean_image", "nearest"):
-        method = ATTACKS[name].build
+        method: Any = ATTACKS[name].build
         fit = method.fit
 
         def spied(self: Any, access: Any, fit: Any = fit, name: str = name) -> Any:
