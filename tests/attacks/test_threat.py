@@ -239,7 +239,7 @@ def spied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
     def run() -> list[str]:
         folder = Run.create(tmp_path / "run", config)
-        folder.save_weights("last", weights_of(build_parts(folder.config, splits.task, CPU)), 0)
+        folder.save_weights("last", weights_of(build_parts(folder.config, splits.task, CPU)), 0, splits.task.kind)
         attack_run(folder, splits, CPU)
         return Spy.found
 
