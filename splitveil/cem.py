@@ -46,7 +46,7 @@ from splitveil.surrogates import Surrogate, SurrogateOutput
 @dataclass(frozen=True)
 class CEMConfig:
     surrogate: Any = None
-    """Which surrogate, by name; none to train without CEM."""
+    """The surrogate's name; none trains without CEM."""
     strength: float = option(16.0, at_least=0)
     """lambda, the weight of the conditional-entropy gradient at the cut; 0 or more."""
     sigma: float | None = None
@@ -82,11 +82,11 @@ class CEMConfig:
 
 
 MEMORY = 256.0
-"""Samples of a class over which `target_bits` averages its variance."""
+"""`target_bits` averages the variance of a class over so many of its samples."""
 REACH = 1000.0
 """The most by which `target_bits` raises or lowers strength."""
 TOLERATED = 0.002
-"""Validation accuracy that `growth` takes for no loss."""
+"""A smaller drop of validation accuracy does not count as a loss for `growth`."""
 
 
 def rescale(kind: str, lr: float) -> float:
@@ -106,13 +106,13 @@ def ramped(epoch: int, warmup: int, ramp: int) -> float:
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """In float32 at least: the square of a scaled float16 gradient would overflow."""
+    """The norm, in float32 at least: the square of a scaled float16 gradient would overflow."""
     return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """How exact products of float32 matrices are inside; "high" is TF32 on a GPU, whose factors have ten bits."""
+    """Set how exact products of float32 matrices are in this context; "high" is TF32 on a GPU, whose factors have ten bits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -121,8 +121,8 @@ def float32_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class Shown(NamedTuple):
-    """What a surrogate saw in a step, of all processes."""
+class WholeBatch(NamedTuple):
+    """The batch of a step over all processes, as the surrogate was given it."""
 
     z: Tensor  # [b, *z_shape], detached
     y: Tensor  # [b]
@@ -295,7 +295,7 @@ class CEM(nn.Module):
         moved = (self.multiplier * step.exp()).clamp(1 / REACH, REACH)
         self.multiplier.copy_(torch.where(finite & moved.isfinite() & (self.known.sum() > 0), moved, self.multiplier))
 
-    def _pull(self, z: Tensor, y: Tensor, images: tuple[Tensor, ...]) -> tuple[Shown, Tensor]:
+    def _pull(self, z: Tensor, y: Tensor, images: tuple[Tensor, ...]) -> tuple[WholeBatch, Tensor]:
         """Put coef * d L_C / d z into `gradient`, and the surrogate's own gradients into its parameters.
 
         Statistics are computed in float32, or in float64 if z is. A gradient that is not finite counts as skipped and is
@@ -333,9 +333,9 @@ class CEM(nn.Module):
         self.skipped += ~finite
         self.inactive += finite & (low == 0) & (high == 0)
         self.last = SurrogateOutput(output.loss.detach(), output.loss_uniform.detach(), output.diagnostics)
-        return Shown(features.detach(), labels, images), finite
+        return WholeBatch(features.detach(), labels, images), finite
 
-    def _learn(self, batch: Shown, finite: Tensor) -> None:
+    def _learn(self, batch: WholeBatch, finite: Tensor) -> None:
         """Let the surrogate's Adam make a step, its memory take the batch and strength follow its target.
 
         Nothing changes after a gradient that was not finite.

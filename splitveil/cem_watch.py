@@ -23,64 +23,64 @@ from splitveil.surrogates import Surrogate
 
 
 @dataclass(eq=False)
-class Seen:
-    """What has happened to a CEM so far."""
+class History:
+    """What a CEM and its user's loop have done so far."""
 
     warmup: int
     wanted: bool
     """False for a CEM of strength 0, which is meant to do nothing."""
     scheduled: bool = False
     asked: bool = False
-    """True after a step in which the surrogate had the images, if it needs them."""
+    """True once a step gave the surrogate the images, if it needs them."""
     waited: int = 0
-    """Steps in which CEM did not act."""
+    """The number of steps in which CEM did not act."""
     looked: bool = False
-    """True after the first step in which it acted and could be looked at."""
+    """True once labels and statistics were looked at, in the first step in which CEM acted."""
     settled: bool = False
-    """True if the number of epochs was told, so that there is nothing left to say at the end."""
+    """True if `schedule` was told the number of epochs, so that nothing is left to warn of at the end."""
 
 
-def watched(cem: Any, warmup: int, strength: float) -> Seen:
-    """What watches over a CEM, also at its end: when it is thrown away or the program stops."""
-    seen = Seen(warmup, strength > 0)
-    weakref.finalize(cem, tell_if_idle, seen)
-    return seen
+def watched(cem: Any, warmup: int, strength: float) -> History:
+    """Begin the History of a CEM. It is looked at once more when the CEM is deleted or the program ends."""
+    history = History(warmup, strength > 0)
+    weakref.finalize(cem, tell_if_idle, history)
+    return history
 
 
-def check_epochs(seen: Seen, epochs: int | None) -> None:
+def check_epochs(history: History, epochs: int | None) -> None:
     """Note a call of `schedule`, and warn if all epochs of the training are warm-up."""
-    seen.scheduled = True
-    if epochs is None or seen.settled:
+    history.scheduled = True
+    if epochs is None or history.settled:
         return
-    seen.settled = True
-    if epochs <= seen.warmup and seen.wanted:
+    history.settled = True
+    if epochs <= history.warmup and history.wanted:
         warn(
-            f"CEM never acts: its warm-up is {epochs_of(seen.warmup)}, the training has {epochs}; "
+            f"CEM never acts: its warm-up is {epochs_of(history.warmup)}, the training has {epochs}; "
             f"train longer or set warmup={epochs - 1}"
         )
 
 
-def check_scheduled(seen: Seen) -> None:
-    if not seen.scheduled:
+def check_scheduled(history: History) -> None:
+    if not history.scheduled:
         raise UserError(
             "cem.schedule was never called, so CEM would do nothing; call cem.schedule(epoch, lr) once an epoch, from epoch 0 on"
         )
 
 
-def check_labels(seen: Seen, y: Tensor, classes: int) -> None:
+def check_labels(history: History, y: Tensor, classes: int) -> None:
     """Refuse labels that the surrogate does not know: it would leave their samples as they are."""
-    if (on_host(y) or may_look(seen, y)) and len(y) and (highest := int(y.max())) >= classes:
+    if (on_host(y) or may_look(history, y)) and len(y) and (highest := int(y.max())) >= classes:
         raise UserError(
             f"cem: label {highest} in a batch, but the surrogate was built for {classes} classes (0 to {classes - 1}), "
             f"and CEM would do nothing for its images; build it with classes={highest + 1}"
         )
 
 
-def check_refreshed(seen: Seen, surrogate: Surrogate, y: Tensor) -> None:
+def check_refreshed(history: History, surrogate: Surrogate, y: Tensor) -> None:
     """Warn once if a surrogate that lives on statistics of the whole training set has none."""
-    if not may_look(seen, y):
+    if not may_look(history, y):
         return
-    seen.looked = True
+    history.looked = True
     statistics = [buffer for name, buffer in surrogate.named_buffers() if name.split(".")[-1] in ("weight", "images")]
     if surrogate.refresh_every is not None and statistics and not any(bool(share.any()) for share in statistics):
         warn(
@@ -94,16 +94,16 @@ def on_host(y: Tensor) -> bool:
     return y.device.type == "cpu"
 
 
-def may_look(seen: Seen, y: Tensor) -> bool:
+def may_look(history: History, y: Tensor) -> bool:
     """True at the first step in which CEM acts and is not being recorded."""
-    return not seen.looked and not (y.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not history.looked and not (y.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def tell_if_idle(seen: Seen) -> None:
+def tell_if_idle(history: History) -> None:
     """Called when a CEM is gone: warn if it was in every step of its loop and acted in none."""
-    if seen.waited and not seen.looked and seen.wanted and not seen.settled:
+    if history.waited and not history.looked and history.wanted and not history.settled:
         warn(
-            f"CEM did nothing in all {seen.waited} steps: its warm-up is {epochs_of(seen.warmup)}; "
+            f"CEM did nothing in all {history.waited} steps: its warm-up is {epochs_of(history.warmup)}; "
             "train longer, lower warmup, or call cem.schedule(epoch, lr) with an epoch that counts up"
         )
 

@@ -24,7 +24,10 @@ class NoisePlace(NamedTuple):
 
 
 class Noisy(NamedTuple):
-    """All that is sent of x is a function of clean + N(0, sigma^2 I), so a bound on what this tells holds for what is sent."""
+    """A Gaussian noise and what it was added to.
+
+    Whatever is sent is a function of clean + N(0, sigma^2 I), so a bound on what this sum tells holds for what is sent.
+    """
 
     clean: Tensor  # [b, *z_shape]
     sigma: float
@@ -32,7 +35,7 @@ class Noisy(NamedTuple):
 
 
 def noise_places(stack: Sequence[Defence]) -> list[NoisePlace]:
-    """Where Gaussian noise is added and how large it is. Noises are one if nothing changes z between them."""
+    """The places where Gaussian noise is added, with its size. Noises count as one if nothing changes z between them."""
     places, untouched = list[NoisePlace](), False  # untouched: nothing has changed z since the last noise
     for i, defence in enumerate(stack):
         if defence.reads_x:
@@ -57,14 +60,14 @@ class Channel(nn.Module):
     """
 
     in_service = False
-    """True after `serve`."""
+    """True once `serve` was called."""
 
     def __init__(self, defences: Iterable[Defence] = ()) -> None:
         super().__init__()
         self.defences = nn.ModuleList(defences)
 
     def rebuild(self, model: SplitModel) -> SplitModel:
-        """The model as the defences want it. A stack that makes no sense is refused."""
+        """Let each defence change the model, and return it. A stack that makes no sense is refused."""
         for defence in self._stack():
             defence.check(self._stack())
             model = defence.rebuild(model)
@@ -120,13 +123,13 @@ class Channel(nn.Module):
         return max((defence.warm_start for defence in self._stack()), default=0)
 
     def warm_step(self, batch: Batch, number: int) -> None:
-        """A step of pass `number` (from 0) of the warm start, for the defences that want so many."""
+        """Make a step of pass `number` (from 0) of the warm start with the defences that want more than `number` passes."""
         for defence in self._stack():
             if number < defence.warm_start:
                 defence.inner_step(batch)
 
     def on_epoch(self, epoch: int, model: SplitModel) -> bool:
-        """True if a defence has replaced parameters of the model."""
+        """Tell the defences that an epoch begins. True if one of them has replaced parameters of the model."""
         changed = [defence.on_epoch(epoch, model) for defence in self._stack()]  # all are asked, also after a yes
         return any(changed)
 
@@ -137,19 +140,19 @@ class Channel(nn.Module):
             defence.reshape(model, own)
 
     def deploy(self) -> None:
-        """Training is over. Attacks and evaluation go on from here, with generators; a device calls `serve`."""
+        """Call this when training is over. Attacks and evaluation go on from here, with generators; a device calls `serve`."""
         for defence in self._stack():
             defence.deploy()
 
     def serve(self) -> Self:
-        """Into service: deploy, and from here on send only noise that nobody can predict, made ahead of time by a thread."""
+        """Put the channel into service: deploy it, and from here on send only noise that nobody can predict."""
         self.deploy()
         self.in_service = True
         AHEAD.start()
         return self
 
     def _service(self, generator: torch.Generator | None) -> AbstractContextManager[Any]:
-        """In service a generator is refused, and so is whatever draws from torch's own."""
+        """In service, refuse a generator, and whatever draws from torch's own generator."""
         if not self.in_service:
             return nullcontext()
         if generator is not None:
@@ -162,7 +165,7 @@ class Channel(nn.Module):
         return [defence.report() for defence in self._stack()]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of the proxy decoders, in the order of the stack. Their state is part of a checkpoint."""
+        """The optimisers of the proxy decoders, in the order of the stack. Their state is part of a checkpoint."""
         return [proxy.optimizer for proxy in self._proxies()]
 
     def task_parameters(self) -> list[nn.Parameter]:

@@ -40,7 +40,7 @@ def _chosen(registry: Registry, *names: str) -> Callable[[], Any]:
 LISTS = {"defences": DEFENCES, "attacks": ATTACKS}
 SINGLES = {"data": DATASETS, "model": MODELS}
 LONGEST_RECIPE = 2**20
-"""Bytes; ours have at most 2,000."""
+"""Most bytes of a recipe; ours have at most 2,000."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ class Config:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1."""
     data: Any = field(default_factory=_chosen(DATASETS, "fashion"))
-    """Which images; `splitveil list` shows the names."""
+    """The data set; `splitveil list` shows the names."""
     splits: SplitsConfig = SplitsConfig()
     model: Any = field(default_factory=_chosen(MODELS, "small"))
-    """Which network, and where it is cut."""
+    """The network, and where it is cut."""
     defences: tuple[Any, ...] = field(default_factory=_chosen(DEFENCES, "bottleneck"))
-    """What stands between edge and cloud, in this order."""
+    """The defences between edge and cloud, in this order."""
     cem: CEMConfig = CEMConfig()
     train: TrainConfig = TrainConfig()
     attacks: tuple[Any, ...] = field(default_factory=_chosen(ATTACKS, "mean_image", "ridge", "decoder"))
-    """Who tries to rebuild the images."""
+    """The attacks that try to rebuild the images."""
 
     def __post_init__(self) -> None:
         check_options(self.cem, "cem.")
@@ -195,7 +195,7 @@ def with_older_defaults(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_of_then(registry: Registry, name: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a method as config.toml gives them, with those that are younger than the file at their value of before."""
+    """The options of a method as config.toml gives them. Options that are younger than the file have the value from before."""
     changed = changed_since(registry[name].config) if isinstance(name, str) else {}
     if all(option in given for option, (default, _) in changed.items() if default is not None):
         return given
@@ -213,7 +213,7 @@ def as_begun(config: Config, begun: Config) -> Config:
 
 
 def _kept(new: Any, old: Any) -> Any:
-    """A method's config with what has another default now as `old` has it, which was begun with the default of before."""
+    """A method's config in which options at a default that has changed since have the value of `old`."""
     if new is None or type(new) is not type(old):
         return new
     kept = {
@@ -279,7 +279,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def imports_of(config: Config) -> list[str]:
-    """The modules of a user's own that the methods of a config come from."""
+    """The user's own modules from which methods of a config come."""
     methods = [(DATASETS, config.data), (MODELS, config.model)]
     methods += [(registry, item) for key, registry in LISTS.items() for item in getattr(config, key)]
     methods += [(SURROGATES, config.cem.surrogate)] if config.cem.surrogate is not None else []

@@ -36,10 +36,10 @@ from splitveil.options import UserError, option
 
 PATHS = ("clean", "defended")
 LEAST, MOST = 1.0, 10.0
-"""Temperatures stay within these."""
+"""Temperatures stay between these bounds."""
 HALVINGS = 30
 TINY = 1e-6
-"""A divergence of so few nats is none."""
+"""Before it divides, a divergence is raised to at least so many nats."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DistillationConfig:
     warmup: int = option(0, at_least=0)
     """Epochs without teachers at the start."""
     temperature: float = option(1.0, at_least=LEAST, at_most=MOST)
-    """By which both teachers' logits are divided, at the start; the student's are not."""
+    """Temperature at the start, by which both teachers' logits are divided; the student's are not."""
     temperatures: Literal["fixed", "balanced"] = "fixed"
     """balanced: raised for the sharper teacher until both are as sure of their answers on average."""
     temperature_rate: float = option(1e-3, at_least=0)
@@ -63,20 +63,20 @@ class DistillationConfig:
     weight_rate: float = option(0.025, at_least=0, at_most=1)
     """r_w, how fast balanced losses change their weights."""
     first: int = option(30, at_least=1)
-    """Batches whose mean loss is what balanced losses are measured against; weights stay equal until then."""
+    """Balanced losses are compared with the mean loss of so many first batches; weights are equal until then."""
     decay: float = option(0.99, above=0, below=1)
-    """Of the average that `defended = "ema"` teaches by: the share that stays in a step."""
+    """For `defended = "ema"`: the share of the running average that stays in a step."""
     cache: Literal["auto", "never"] = "auto"
     """auto: compute a teacher's answers before training where fewer are possible than will be asked for (docs)."""
 
     @property
     def teachers(self) -> dict[str, str]:
-        """Who teaches, by path; empty if nobody does."""
+        """The teachers by path; empty if there are none."""
         return {path: getattr(self, path) for path in PATHS if getattr(self, path) is not None}
 
 
 def check_distillation(config: DistillationConfig) -> None:
-    """Refuse what cannot be, beyond the bounds of single options."""
+    """Refuse options that do not go together."""
     if config.clean == "ema":
         raise UserError("train.distillation.clean is 'ema', but the student's average teaches the defended path only; give a run")
     given = [f.name for f in fields(config) if getattr(config, f.name) != f.default]
@@ -169,7 +169,7 @@ class Distillation(nn.Module):
 
     @torch.no_grad()
     def _move(self, entropies: Tensor, losses: Tensor) -> None:
-        """Balance for the next step."""
+        """Move temperatures and weights for the next step."""
         config = self.config
         if config.temperatures == "balanced":
             self.temperatures.copy_(drifted(self.temperatures, entropies, config.temperature_rate))

@@ -33,15 +33,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from splitveil.registry import UserError
 
 BLOCK = 1 << 18
-"""Numbers that are made ahead at once: 1 MiB."""
+"""So many numbers are made ahead at once (1 MiB)."""
 DEPTH = 4
-"""Blocks of each kind that are kept ready."""
+"""So many blocks of each kind are kept ready."""
 TAILS = {torch.float32: sqrt(2 * log(2**32)), torch.float64: sqrt(2 * log(2**64))}
 """The largest secret normal number."""
 ZEROS = memoryview(bytes(1 << 20))
-"""What is enciphered: the stream itself comes out. Kept, because new pages of memory cost more time than the cipher."""
+"""Zeros: enciphered they give the key stream itself. They are kept, because new pages of memory cost more than the cipher."""
 Kind = Callable[[int], Tensor]
-"""Makes as many secret numbers, on the CPU."""
+"""A function that makes as many secret numbers as it is told, on the CPU."""
 MASKS = {torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
 
 
@@ -86,7 +86,7 @@ def secret_uniform(count: int) -> Tensor:
 
 
 def moved(made: Tensor, device: torch.device) -> Tensor:
-    """What was made on the CPU, on the device. From pinned memory, so that a copy to a GPU takes its turn and nobody waits."""
+    """Numbers made on the CPU, moved to the device from pinned memory: so nobody waits for a copy to a GPU."""
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
 
@@ -166,7 +166,7 @@ AHEAD = Ahead()
 
 
 def drawn_secretly(kind: Kind, shape: Sequence[int], device: torch.device) -> Tensor:
-    """What was made ahead, or else is made at once."""
+    """Secret numbers: those that were made ahead, or if there are too few, new ones made now."""
     _refuse_recording()
     ready = AHEAD.take(kind, prod(shape))
     return moved(kind(prod(shape)) if ready is None else ready, device).view(tuple(shape))
@@ -183,7 +183,7 @@ def normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """In float32 for every type of z: in bfloat16 a uniform number has 8 bits."""
+    """Uniform numbers in float32 for every type of z: in bfloat16 a uniform number has only 8 bits."""
     if generator is not None:
         return torch.rand(like.shape, generator=generator, device=like.device)
     return drawn_secretly(secret_uniform, like.shape, like.device)

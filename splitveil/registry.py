@@ -51,12 +51,12 @@ class Origin:
 
 
 _origins: list[Origin] = []
-"""What is being imported for the sake of its methods, outermost first."""
+"""The origins whose modules are being imported for their methods, outermost first."""
 
 
 @contextmanager
 def methods_of(origin: Origin) -> Iterator[None]:
-    """What is registered inside comes from there."""
+    """Methods that are registered inside this context come from `origin`."""
     _origins.append(origin)
     try:
         yield
@@ -81,7 +81,7 @@ class Entry:
     """The frozen dataclass of its options. It is a subclass made for this name, so that the type of a config tells its method."""
     kind: str
     origin: Origin | None = None
-    """None for splitveil's own."""
+    """Where the method comes from; None for splitveil's own."""
 
     @property
     def summary(self) -> str:
@@ -118,7 +118,7 @@ class Registry:
     def __init__(self, kind: str, package: str, group: str = "") -> None:
         self.kind, self.package, self.group = kind, package, group
         self.broken: list[str] = []
-        """What is wrong with installed packages whose methods could not be imported."""
+        """One sentence for each installed package whose methods could not be imported."""
         self._entries: dict[str, Entry] = {}
         self._discovered = self._asked = False
 
@@ -159,7 +159,7 @@ class Registry:
         return sorted(self._entries)
 
     def _origin(self, build: Any) -> Origin | None:
-        """Where a method comes from that is being registered; None for splitveil's own, which lie in its package."""
+        """Where a method that is being registered comes from; None for splitveil's own, which lie in its package."""
         module = getattr(build, "__module__", "")
         if module.split(".")[0] in ("splitveil", self.package.split(".")[0]):
             return None

@@ -99,7 +99,7 @@ class Run:
     def __init__(self, folder: Path, config: Config) -> None:
         self.folder, self.config = folder, config
         self._lines = hashlib.sha256(), 0
-        """Of metrics.jsonl as this process has written it: its digest so far, and its bytes."""
+        """metrics.jsonl as this process has written it: its digest so far, and its bytes."""
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> "Run":
@@ -127,7 +127,7 @@ class Run:
 
     @staticmethod
     def continued(folder: Path, config: Config) -> Config:
-        """The config with which a training in `folder` begins or goes on: defaults are those of the day it was begun."""
+        """The config with which a training in `folder` begins or goes on, with the defaults of the day on which it was begun."""
         return as_begun(config, Run.open(folder).config) if (folder / "schema.json").exists() else config
 
     @classmethod

@@ -44,52 +44,52 @@ from splitveil.rng import stream
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
 SMALLEST, LARGEST = 0.05, 20.0
-"""Bounds of the gain at the cut."""
+"""The gain at the cut stays between these bounds."""
 ROWS = 512
-"""References that are answered at once."""
+"""So many references are answered at once."""
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """How an Adapter keeps and learns."""
+    """What an Adapter keeps, and how it learns."""
 
     keep: float = option(0.4, above=0, at_most=1)
-    """Share of the z that are kept to learn from, at most; 1 keeps all that are plausible."""
+    """At most this share of the z is kept to learn from; 1 keeps all that are plausible."""
     window: int = option(1024, at_least=1)
-    """Answers whose entropies and likenesses decide the limits."""
+    """The limits of entropy and likeness follow from this many of the latest answers."""
     memory: float = option(0.9, at_least=0, below=1)
-    """Share of the mean kept answer that stays when a batch was kept."""
+    """The mean of the kept answers is a running one: this share of it stays when a batch is added."""
     cap: int = option(1000, at_least=1)
-    """Kept z, at most."""
+    """At most so many z are kept."""
     seconds: float = option(600.0, above=0)
-    """Age at which a kept z is overwritten."""
+    """A kept z is overwritten when it is so old."""
     batch: int = option(32, at_least=1)
-    """New kept z that start a step."""
+    """A step begins when so many new z were kept."""
     replayed: int = option(64, at_least=0)
-    """Older kept z in a step."""
+    """So many older z, drawn from those kept, join each step."""
     lr: float = option(1e-3, above=0, remedy="0.001 is a good start")
     """Learning rate of SGD with momentum 0.9."""
     anchor: float = option(1.0, at_least=0)
-    """Weight of the teacher; 0 for none, which saves its pass."""
+    """Weight of the teacher's answers in the loss; 0 leaves the teacher out, which saves its pass."""
     teacher: float = option(0.99, at_least=0, below=1)
-    """Share of the teacher that stays in a step."""
+    """The teacher is a running average: this share of it stays in a step."""
     statistics: float = option(0.2, at_least=0, at_most=1)
-    """Share of a step's mean and variance in the running ones of BatchNorm; 0 leaves them as they are."""
+    """BatchNorm's running mean and variance move by this share towards those of a step; 0 leaves them as they are."""
     descent: bool = False
-    """Learn the affines by descent as well; without it only statistics follow."""
+    """Learn gains and shifts by gradient descent as well; without it only the running statistics change."""
     reset_every: int | None = option(None, at_least=1)
-    """Steps after which everything returns to the start; None for never."""
+    """After so many steps everything returns to the start; None for never."""
     collapse: float = option(0.7, at_least=0, below=1)
     """Return to the start once the answers to the reference have less than this share of their classes; 0 for never."""
     check_every: int = option(5, at_least=1)
-    """Steps between two looks at the answers to the reference."""
+    """The answers to the reference are looked at every so many steps."""
 
     def __post_init__(self) -> None:
         check_options(self, "adaptation: ")
 
 
 class Adapted(nn.Module):
-    """The cloud behind an affine: what a device sends that has `device_gain` and `device_shift`, as if it had gain and shift."""
+    """The cloud behind gain and shift, less `device_gain` and `device_shift`, which the device has applied to z already."""
 
     device_gain: Tensor
     device_shift: Tensor
@@ -116,7 +116,7 @@ class Adapted(nn.Module):
         return [norm for norm in self.norms() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
 
     def learnt(self) -> list[nn.Parameter]:
-        """What descent may change: the affine at the cut, and that of every norm."""
+        """What descent may change: gain and shift at the cut, and those of every norm."""
         return [self.gain, self.shift, *(own for norm in self.norms() for own in norm.parameters(recurse=False))]
 
 
@@ -149,7 +149,7 @@ def weights_of(h: Tensor) -> Tensor:
 
 
 def loss_of(logits: Tensor, taught: Tensor | None, anchor: float) -> Tensor:
-    """Weighted entropy, and how far the answers are from the teacher's."""
+    """The loss: the weighted entropy of the answers, plus their distance from the teacher's."""
     h = entropy(logits)
     loss = (weights_of(h) * h).mean()
     if taught is not None:
@@ -263,7 +263,7 @@ class Adapter:
 
     @torch.no_grad()
     def _teach(self) -> None:
-        """The teacher moves towards what is learnt; statistics are the same for both."""
+        """Move the teacher towards what is learnt; both have the same running statistics."""
         for teacher, own in zip(self.teacher.learnt(), self.model.learnt()):
             teacher.lerp_(own, 1 - self.config.teacher)
         for teacher, own in zip(self.teacher.buffers(), self.model.buffers()):
@@ -280,7 +280,7 @@ class Adapter:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Return to the start. What the device has stays accounted for."""
+        """Return to the start; the device's gain and shift are still taken into account."""
         device = {name: self.model.get_buffer(name).clone() for name in ("device_gain", "device_shift")}
         self.model.load_state_dict(self._start | device)
         self.teacher.load_state_dict(self._start | device)

@@ -21,7 +21,7 @@ from splitveil.options import UserError
 from splitveil.split_model import SplitModel
 
 LEAST = 0.98
-"""Share of the strongest attack's MSE that must remain."""
+"""After an update the strongest attack's MSE must be at least this share of what it was."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Again:
     """The attacks on an edge before and after an update."""
 
     before: dict[str, float]
-    """MSE by attack."""
+    """The MSE of each attack."""
     after: dict[str, float]
 
     @property

@@ -36,7 +36,7 @@ class Client:
         return self.channel.send(self.edge(x), x, generator)
 
     def apply(self, message: bytes) -> None:
-        """Take an update. One that is refused changes nothing."""
+        """Apply an update to gain and shift. If it is refused, nothing changes."""
         update = read(message)
         shift = most_shift(self._sigma)
         check(update, len(self.affine.gain), self.MOST_GAIN, shift, self.number, self.digest)

@@ -32,7 +32,7 @@ def weakened(sent: Tensor, gain: Tensor, shift: Tensor, sigma: float, generator:
 
 
 class CutAffine(nn.Module):
-    """What an update changes on the device; it begins as the identity."""
+    """The gain and shift that an update changes on the device. They begin as the identity."""
 
     gain: Tensor
     shift: Tensor

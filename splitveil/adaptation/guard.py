@@ -18,23 +18,18 @@ from torch import Tensor
 
 from splitveil.adaptation.message import Update
 from splitveil.channel import Channel
-from splitveil.defences import Defence
+from splitveil.defences import Defence, name_of
 from splitveil.defences.gaussian import Gaussian
 from splitveil.defences.keyed_noise import KeyedNoise
 from splitveil.options import UserError
 
 FINEST = 8192
-"""Steps of rounding within one sigma, at least, whatever the shift is."""
+"""One sigma must be at least so many steps of float32 rounding, whatever the shift is."""
 INSTEAD = "adapt the cloud alone"
 
 
-def name_of(defence: Defence) -> str:
-    """As the registry calls it, or its class where it is not registered."""
-    return getattr(type(getattr(defence, "config", None)), "method", type(defence).__name__)
-
-
 def check_channel(channel: Channel) -> float:
-    """Refuse a channel behind which a smaller gain may show more; gives the sigma of its noise.
+    """Refuse a channel behind which a smaller gain may show more, and return the sigma of its noise.
 
     Allowed are Gaussian noise, and defences that do nothing between edge and cloud (`bottleneck`, `nopeek`, `adversarial`, …).
     """
@@ -72,7 +67,7 @@ def refuse_outside(name: str, values: Tensor, low: float, high: float, why: str)
 
 
 def check(update: Update, channels: int, most_gain: float, shift: float, number: int, edge: str) -> None:
-    """Refuse an update that is for another edge, not newer than `number`, of other channels, or that could show more."""
+    """Refuse an update if it is for another edge, is not newer than `number`, has other channels, or could show more."""
     if update.edge != edge:
         raise UserError(f"the update is for the edge {update.edge[:12]!r}, this is {edge[:12]!r}; it is refused")
     if update.number <= number:

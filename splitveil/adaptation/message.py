@@ -53,7 +53,7 @@ def sha256_of(update: Update) -> str:
 
 
 def write(update: Update) -> bytes:
-    """The message of an update; refused where it would be too long."""
+    """Write an update as a message; an update that would be too long is refused."""
     said = {"format": FORMAT, "number": update.number, "edge": update.edge, "sha256": sha256_of(update)}
     tensors = {"gain": update.gain.float(), "shift": update.shift.float()}
     message = tensor_bytes(tensors, {"splitveil": json.dumps(said)})
@@ -65,7 +65,7 @@ def write(update: Update) -> bytes:
 
 
 def read(message: bytes) -> Update:
-    """The update of a message; whatever is wrong with it is a UserError of one line."""
+    """Read the update in a message; whatever is wrong with it becomes a UserError of one line."""
     if not isinstance(message, bytes | bytearray):
         raise UserError(f"the update is a {type(message).__name__}, must be bytes")
     if len(message) > MOST_BYTES:  # before any of it is looked at
@@ -86,7 +86,7 @@ def read(message: bytes) -> Update:
 
 
 def header(metadata: dict[str, str]) -> dict:
-    """What the metadata says, of the right types."""
+    """Read the metadata, and check its types."""
     try:
         said = json.loads(metadata["splitveil"])
         types = {name: type(said[name]) for name in ("format", "number", "edge", "sha256")}

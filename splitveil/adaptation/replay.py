@@ -36,7 +36,7 @@ class Replay:
         return (self._first + torch.arange(start, stop)) % self.cap
 
     def add(self, z: Tensor) -> None:
-        """Keep z [b, *z_shape]; beyond the cap the oldest go."""
+        """Keep z [b, *z_shape]. If there are more than `cap` then, the oldest are overwritten."""
         self.expire()
         z = z.detach()[-self.cap :]
         if not len(self._rows) and len(z):
@@ -49,7 +49,7 @@ class Replay:
         self._first, self._count = (self._first + gone) % self.cap, self._count + len(z) - gone
 
     def expire(self) -> None:
-        """Overwrite with zeros what is too old."""
+        """Overwrite with zeros each z that is too old."""
         old = int((self._times[self._places(0, self._count)] <= self.clock() - self.seconds).sum())  # the oldest come first
         if old:
             self._rows[self._places(0, old)] = 0
@@ -61,12 +61,12 @@ class Replay:
         self._first = self._count = 0
 
     def newest(self, count: int) -> Tensor:
-        """The last z that were added, `count` of them or all there are."""
+        """The latest z: `count` of them, or all if there are fewer."""
         self.expire()
         return self._rows[self._places(max(0, self._count - count), self._count)]
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """`count` of the z drawn with replacement; none where there is none."""
+        """Draw `count` of the z with replacement; without any z, none is drawn."""
         self.expire()
         if not self._count:
             return self._rows[:0]

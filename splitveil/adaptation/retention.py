@@ -26,11 +26,11 @@ from torch import Tensor
 from splitveil.options import UserError
 
 LEAST, MOST = 0.5, 1.3
-"""Sizes from this share of the smallest usual one to this multiple of the largest are plausible."""
+"""A size is plausible from this share of the smallest usual size up to this multiple of the largest."""
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """In nats, [b, c] -> [b]."""
+    """The entropy of each answer in nats, [b, c] -> [b]."""
     logs = logits.log_softmax(1)
     return -(logs.exp() * logs).sum(1)
 
@@ -46,7 +46,7 @@ def size(z: Tensor) -> Tensor:
 
 
 def usual_sizes(z: Tensor) -> tuple[float, float]:
-    """The smallest and the largest plausible size, by z of one's own images."""
+    """The smallest and the largest plausible size, judged by the z of one's own images."""
     sizes = size(z)
     return LEAST * sizes.min().item(), MOST * sizes.max().item()
 
@@ -64,7 +64,7 @@ class Limit:
         self.share, self.values = share, deque[float](maxlen=window)
 
     def __call__(self, values: Tensor) -> float:
-        """The limit, these values included; infinite before there is any."""
+        """Add these values and return the limit; it is infinite before there is any value."""
         self.values.extend(values.tolist())
         if not self.values:
             return float("inf")
@@ -72,7 +72,7 @@ class Limit:
 
 
 class Retention:
-    """Says of each answer whether its z is worth keeping. It holds entropies and cosines, and no z."""
+    """Decides for each answer whether its z is kept. It remembers entropies and cosines, and no z."""
 
     def __init__(self, classes: int, keep: float = 0.4, window: int = 1024, memory: float = 0.9) -> None:
         for name, value, allowed in (

@@ -25,16 +25,16 @@ class AttackConfig:
     which is then that of before."""
 
     label: str = ""
-    """Its name in results, if that is not the method's. With two labels, one method can attack a run twice."""
+    """Name of the attack in results; empty: its method's name. With two labels, one method can attack a run twice."""
     attempt: int = option(0, at_least=0)
     """Number of the repetition: each draws other random numbers."""
     auxiliary: str = SAME_DISTRIBUTION
-    """Its own images: "same distribution", "same set" (those that the model was trained with), or another data set by its name or
-    name:path, such as cifar10 or folder:~/faces."""
+    """The attacker's own images: "same distribution", "same set" (those of the model's training), or another data set by its
+    name or name:path, such as cifar10 or folder:~/faces."""
 
 
 def label_of(config: Any) -> str:
-    """What an attack is called in results; a config that is no AttackConfig has its name."""
+    """The name of an attack in results: its label, or the name of its method."""
     return getattr(config, "label", "") or type(config).method
 
 
@@ -47,13 +47,13 @@ class Attack(Generic[C]):
     quick: ClassVar[Mapping[str, Any]] = {}
     """Options with which it finishes in seconds, for tests and for a first try; empty if it does so by default."""
     needs_codes: ClassVar[bool] = False
-    """True if it makes sense only where one of a finite number of codes is sent."""
+    """True if the attack makes sense only where one of a finite number of codes is sent."""
     requires: ThreatModel = ThreatModel()
-    """What it must be granted; an attack whose options decide that sets it in its constructor."""
+    """The knowledge that it must be granted. An attack whose options decide this sets it in its constructor."""
     losses_: list[float]
     """The attacker's own loss over its training, if it trains."""
     held_out_: list[float]
-    """Its error over the same training, on own images that it did not learn from: this shows whether it has converged."""
+    """Its error in the same course, on own images that it did not learn from: this shows whether it has converged."""
     facts_: dict[str, Any]
     """Numbers about its training that the flags of an evaluation need."""
 

@@ -41,9 +41,9 @@ class Config(AttackConfig):
     blocks: int = option(8, at_least=0)
     """ResBlocks of both networks at the resolution of z (N)."""
     width: int = option(64, at_least=1)
-    """Their channels (C)."""
+    """Channels of both networks (C)."""
     epochs: int = option(50, at_least=1)
-    """Passes over the attacker's images, for each of the two."""
+    """Passes over the attacker's images, for each of the two networks."""
     batch: int = option(256, at_least=1)
     """Images a step."""
     lr: float = option(1e-3, above=0)

@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from splitveil.attacks.shared.average import Average
 from splitveil.attacks.shared.fitting import Learner, train_in_epochs
 from splitveil.attacks.shared.fresh_pairs import CHANGES, altered
-from splitveil.attacks.shared.inverse_network import CHUNK, Inverse, InverseAttack, InverseConfig, Mean, Seen, loses_entries
+from splitveil.attacks.shared.inverse_network import CHUNK, Asked, Inverse, InverseAttack, InverseConfig, Mean, loses_entries
 from splitveil.attacks.shared.prototypes import find_prototypes
 from splitveil.attacks.threat import Access
 from splitveil.compute.compile import compiler_settings
@@ -65,7 +65,7 @@ from splitveil.registry import ATTACKS, UserError
 from splitveil.rng import seed_of, stream
 
 WARM = 0.05
-"""Share of a U-Net's training in which its rate rises."""
+"""The learning rate of a U-Net rises during this share of its training."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def learner_of(net: nn.Module, config: Config, epochs: int) -> Learner:
 
 
 def doubling(half: float, full: float) -> dict[str, float]:
-    """Facts for attack-not-converged: the least error after half the epochs, and the share of it that all of them took off."""
+    """Facts for attack-not-converged: the least error after half the epochs, and the share that all epochs took off it."""
     return {"half_error": half, "doubling_gain": 1 - full / half} if isfinite(full) and isfinite(half) and half > 0 else {}
 
 
@@ -202,7 +202,7 @@ class Decoder(InverseAttack[Config]):
         config, nets = self.config, list[Inverse]()
         half = config.epochs // 2 if config.probe else 0
         total = config.members * config.epochs + half
-        self.seen_: Seen | None = None
+        self.asked_: Asked | None = None
         for member in range(config.members):
             seed = seed_of(self.seed, "member", member) if member else self.seed
             net, losses, errors = self.train(access, out, seed, config.epochs, member * config.epochs, total)
@@ -224,8 +224,8 @@ class Decoder(InverseAttack[Config]):
         config = self.config
         assert access.query is not None and access.auxiliary is not None
         net = self.start(access, seed).to(out.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.seen_ = self.seen_ or self.seen(access, out)
-        watch = self.watch(net, self.seen_, partial(distance, loss=config.loss), epochs)
+        self.asked_ = self.asked_ or self.ask_once(access, out)
+        watch = self.watch(net, self.asked_, partial(distance, loss=config.loss), epochs)
         learner = learner_of(net, config, epochs)
         feed = Feed(access.auxiliary, self.step_size(access), AugmentConfig(crop=0, flip=False))
         compiled = config.compile and out.device.type == "cuda"

@@ -101,7 +101,7 @@ class Gan(InverseAttack[Config]):
         make = partial(res_decoder, x_shape=access.x_shape, blocks=config.blocks, width=config.width)
         nets = [self.network(access, make), critic(access.x_shape, config.critic_width)]
         net, judge = nn.ModuleList(nets).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        watch = self.watch(net, self.seen(access, out), F.mse_loss, config.epochs)
+        watch = self.watch(net, self.ask_once(access, out), F.mse_loss, config.epochs)
         learner = Learner(net.parameters(), config.lr, beta1=BETA1)
         judge_learner = Learner(judge.parameters(), config.critic_lr, beta1=BETA1)
         size = self.step_size(access)

@@ -65,7 +65,7 @@ class Config(AttackConfig):
 TVS = (0.0, 1e-1, 1.0)
 PRIORS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)
 FINER = (1 / 3, 1.0, 3.0)
-"""Factors for the second search, which looks between the weights of the grid."""
+"""The second search multiplies the best weights of the grid by these factors."""
 AXES = 256
 """Principal axes of the own images, at most; a quarter of their number if that is less."""
 EPS = 1e-3

@@ -42,7 +42,7 @@ class Config(AttackConfig):
     shadow_epochs: int = option(50, at_least=1)
     """Passes over the attacker's images to train the shadow edge (paper: 50 to 200)."""
     shadow_lr: float = option(1e-3, above=0)
-    """Adam's learning rate for it at the start; halved every fifth of the training."""
+    """Adam's learning rate for the shadow edge at the start; halved after every fifth of the training."""
     invert: Literal["network", "optimise"] = "network"
     """How the shadow is inverted: by a network trained on it, or image by image, as in the paper."""
     blocks: int = option(8, at_least=0)

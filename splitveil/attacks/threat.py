@@ -55,9 +55,9 @@ class ThreatModel:
     observations: int = 1
     """Releases of the same image that it sees."""
     near_duplicates: bool = False
-    """These are of near-duplicates of the image (`data/burst.py`), and it knows by how much each is shifted."""
+    """True if these releases are of near-duplicates of the image (`data/burst.py`); it knows by how much each is shifted."""
     any_image: bool = True
-    """May query with any image; without it, only with its own as they are (recorded pairs)."""
+    """May query with any image; if False, only with its own images, unchanged (recorded pairs)."""
 
     @property
     def own_classes(self) -> bool:
@@ -164,7 +164,7 @@ class Untrained:
 
 @dataclass(frozen=True)
 class Access:
-    """What a threat model grants; what it denies is None."""
+    """All that an attack is given. What its threat model denies is None."""
 
     x_shape: tuple[int, ...]
     z_shape: tuple[int, ...]

@@ -47,8 +47,8 @@ from splitveil.runs import environment
 from splitveil.split_model import SplitModel, in_mode
 
 TARGET_NUMBERS = 2**25
-"""Numbers in the images that are rebuilt, or in their z, at most (128 MB); of more images a sample is rebuilt, unless `targets`
-says how many."""
+"""The images that are rebuilt, and their z, have at most so many numbers (128 MB). Of more images a sample is rebuilt, unless
+`targets` says how many."""
 
 
 def audit(
@@ -89,7 +89,7 @@ def audit(
 
 
 def open_door(net: Any, at: str | None, x: torch.Tensor) -> Subject:
-    """The Subject behind what was given; x are a few of its images."""
+    """The Subject that the fitting door makes of what was given; x are a few of its images."""
     if isinstance(net, SplitModel):
         return pair_of(net, x)
     if isinstance(net, tuple | list):
@@ -113,7 +113,7 @@ def open_door(net: Any, at: str | None, x: torch.Tensor) -> Subject:
 
 
 def precision_of(net: Any, x: torch.Tensor) -> torch.Tensor:
-    """Images as the first half of what was given takes them."""
+    """Images in the precision that the first half of what was given takes."""
     first = net.edge if isinstance(net, SplitModel) else net[0] if isinstance(net, tuple | list) and net else net
     return as_it_takes(first, x) if isinstance(first, nn.Module) else x
 
@@ -132,7 +132,7 @@ def chosen_attacks(suite: str, attacks: Sequence[Any] | None) -> tuple[Any, ...]
 
 
 def sampled(private: ImageSet, z_numbers: int, targets: int | None, seed: int) -> ImageSet:
-    """The private images that are rebuilt: all, or as many as fit, balanced over the classes."""
+    """The private images that are rebuilt: all of them, or as many as fit, balanced over the classes."""
     numbers = max(int(np.prod(private.shape)), z_numbers)
     most = max(2, TARGET_NUMBERS // numbers) if targets is None else targets
     if most < 2:
@@ -146,7 +146,7 @@ def run_audit(
     subject: Subject, mine: Pictures, theirs: Pictures, channel: Any, attacks: tuple[Any, ...], targets: int | None, seed: int,
     name: str, folder: str | Path | None, notes: tuple[str, ...] = (),
 ) -> AuditReport:  # fmt: skip
-    """Attack and measure what a door has found."""
+    """Attack and measure a Subject."""
     lacks, device = lacking(subject, mine, theirs), subject.device
     check_labels(mine, theirs, None if ACCURACY in lacks else scores_of(subject, few(mine)))
     private, auxiliary = as_sets(mine, theirs)
@@ -191,7 +191,7 @@ def of_channel(channel: Channel, subject: Subject, x: torch.Tensor) -> str:
 
 
 def lacking(subject: Subject, mine: Pictures, theirs: Pictures) -> dict[str, str]:
-    """What cannot be known in this audit, with why."""
+    """What cannot be known in this audit, with the reasons (see `Victim.lacks`)."""
     lacks = {LOG: "an audit has no training log", FOLDER: "an audit has no run folder that a device loads", **subject.lacks}
     if mine.labels is None:
         lacks |= {"labels": "the private images have no labels", ACCURACY: "the private images have no labels"}

@@ -3,16 +3,14 @@
 import copy
 from typing import Any
 
-from torch import nn
-
 from splitveil.channel import Channel
-from splitveil.defences import Defence
+from splitveil.defences import Defence, name_of
 from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 
 def channel_of(given: Any, model: SplitModel) -> Channel:
-    """What stands between edge and cloud, ready to send; what was given is copied and stays as it is."""
+    """The channel between edge and cloud, ready to send. What was given is copied and not changed."""
     if isinstance(given, Channel):
         channel = copy.deepcopy(given)
         channel.in_service = False  # attacks repeat its noise by generators
@@ -41,7 +39,7 @@ def made(item: Any) -> Defence:
 
 
 def prepare(defence: Defence, trained: bool, model: SplitModel) -> None:
-    """Let a defence see the shape of z. One that must learn is refused by name: only as an object it brings what it learned."""
+    """Let a defence see the shape of z. A defence that must learn is refused unless it was given as a trained object."""
     name, learned = name_of(defence), any(True for _ in defence.parameters())
     if trained and learned:
         return
@@ -50,11 +48,6 @@ def prepare(defence: Defence, trained: bool, model: SplitModel) -> None:
     defence.attach(model)
     if not trained and any(True for _ in defence.parameters()):
         raise UserError(f"{name} has to be trained with the network; give the trained defence itself, not its name")
-
-
-def name_of(defence: nn.Module) -> str:
-    """A defence as the registry calls it, or its class where it is not registered."""
-    return getattr(type(getattr(defence, "config", None)), "method", type(defence).__name__)
 
 
 def names_of(channel: Channel) -> tuple[str, ...]:

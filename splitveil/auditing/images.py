@@ -36,7 +36,7 @@ EXACT = 1e-3
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images of one side, before it is known what the other side has."""
+    """The images of one side (private or attacker), as they were read."""
 
     images: np.ndarray  # uint8 [n, c, h, w]
     labels: np.ndarray | None  # int64 [n]
@@ -54,7 +54,7 @@ class Pictures:
 
 
 def read_images(data: Any, name: str, scratch: Path) -> Pictures:
-    """The images of one side. `name` is what a message calls them; `scratch` is a folder for those that do not fit."""
+    """Read the images of one side. Messages call them `name`; images that do not fit in memory go into the folder `scratch`."""
     if isinstance(data, Pictures):
         return data
     if isinstance(data, ImageSet):
@@ -69,7 +69,7 @@ def read_images(data: Any, name: str, scratch: Path) -> Pictures:
 
 
 def whole_arrays(images: Any, labels: Any, name: str, scratch: Path) -> Pictures:
-    """Arrays as a whole: bytes stay where they are, floats are rounded in parts."""
+    """The Pictures of two arrays. Bytes are not copied; floats are rounded part by part."""
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
     if array.dtype != np.uint8:
         found = gathered(((array[at : at + 256], None) for at in range(0, len(array), 256)), name, scratch)
@@ -95,7 +95,7 @@ def batches_of(data: Any) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
 
 
 def taken_apart(item: Any) -> tuple[Any, Any]:
-    """An image and its label, or None, of what a data set gives for one index."""
+    """The image, and the label or None, in what a data set gives for one index."""
     if isinstance(item, Mapping):
         if "image" not in item:
             raise UserError(f"an item of the images has {', '.join(map(str, item))}, must have 'image' (and 'label')")
@@ -138,7 +138,7 @@ def gathered(batches: Iterable[tuple[np.ndarray, np.ndarray | None]], name: str,
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
-    """[n, c, h, w] from any of the three shapes; where both readings fit, channels come first."""
+    """Images [n, c, h, w] from [n, h, w], [n, h, w, c] or [n, c, h, w]; where both of the last two fit, channels come first."""
     if images.ndim == 3:
         return images[:, None]
     if images.ndim == 4 and images.shape[1] in (1, 3):
@@ -151,7 +151,7 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
 
 
 def eight_bits(images: np.ndarray, name: str) -> tuple[np.ndarray, bool]:
-    """uint8, and True if that lost something."""
+    """The images as uint8, and True if rounding has changed them."""
     if images.dtype == np.uint8:
         return images, False
     if not np.issubdtype(images.dtype, np.floating):
@@ -178,7 +178,7 @@ def whole_labels(labels: Any, name: str) -> np.ndarray:
 
 
 def check_labels(private: Pictures, attacker: Pictures, outputs: int | None) -> None:
-    """Refuse labels that say nothing, or that the model cannot answer with."""
+    """Refuse labels that are all the same, or that the model cannot give as an answer."""
     for name, part in (("private", private), ("attacker", attacker)):
         if part.labels is None:
             continue
@@ -192,7 +192,7 @@ def check_labels(private: Pictures, attacker: Pictures, outputs: int | None) -> 
 
 
 def as_sets(private: Pictures, attacker: Pictures) -> tuple[ImageSet, ImageSet]:
-    """Both sides as ImageSets. Images without labels are all of one class, which no attack may then be told."""
+    """Both sides as ImageSets. Images without labels get one common class, and no attack is then told a class."""
     if private.images.shape[1:] != attacker.images.shape[1:]:
         shapes = [list(part.images.shape[1:]) for part in (private, attacker)]
         raise UserError(f"private images are {shapes[0]}, the attacker's {shapes[1]}; bring them to one shape")
@@ -221,7 +221,7 @@ def in_both(private: Pictures, attacker: Pictures) -> int:
 
 
 def halves_of(part: Pictures, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two halves of one set, balanced over the classes where they are known: indices of the private one and the attacker's."""
+    """The indices of two halves of one set, the private one and the attacker's; classes are balanced if they are known."""
     if len(part) < 4:
         raise UserError(f"there are {len(part)} images for both sides, needs 4 or more; give the attacker images of its own")
     labels = np.zeros(len(part), np.int64) if part.labels is None else part.labels

@@ -17,7 +17,7 @@ from splitveil.split_model import SplitModel, in_mode
 
 
 class Cast(nn.Module):
-    """A half that is given `takes` and answers in float32."""
+    """A half of a network that is given numbers of the type `takes`, and answers in float32."""
 
     def __init__(self, part: nn.Module, takes: torch.dtype) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Cast(nn.Module):
 
 @torch.no_grad()
 def as_it_takes(module: nn.Module, x: Tensor) -> Tensor:
-    """Images in float32, or in the precision of the network's weights if it takes only these."""
+    """Images in float32, or in the precision of the network's weights if it takes no other."""
     own = next((weight for weight in module.parameters() if weight.is_floating_point()), x)
     if own.dtype == x.dtype:
         return x

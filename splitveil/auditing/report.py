@@ -19,11 +19,11 @@ class AuditReport:
     summary: Summary
     """All numbers, as summary.json holds them."""
     folder: Path
-    """Where the results lie: the folder that was asked for, or a temporary one, which `save` keeps."""
+    """The folder of the results: the one that was asked for, or a temporary one, whose content `save` keeps."""
     notes: tuple[str, ...] = ()
     """What a reader must know about the images or the model."""
     temporary: bool = False
-    """True if the folder goes with this object."""
+    """True if the folder is deleted together with this object."""
 
     def __post_init__(self) -> None:
         if self.temporary:
@@ -38,7 +38,7 @@ class AuditReport:
 
     @property
     def accuracy(self) -> float | None:
-        """With the channel on, as a fraction; None without labels or without a cloud."""
+        """The accuracy with the channel on, as a fraction; None without labels or without a cloud."""
         return self.summary.accuracy if self.summary.accuracy == self.summary.accuracy else None
 
     @property
@@ -52,12 +52,12 @@ class AuditReport:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Attacks of the suite that could not be run here, with why."""
+        """Attacks of the suite that could not be run here, with the reasons."""
         return self.summary.skipped
 
     @property
     def not_checked(self) -> dict[str, str]:
-        """Flags that could not be checked here, with why."""
+        """Flags that could not be checked here, with the reasons."""
         return self.summary.not_checked
 
     @property
@@ -66,7 +66,7 @@ class AuditReport:
         return verdict(self.summary)
 
     def save(self, folder: str | Path) -> Path:
-        """Keep the results in a folder of one's own; an audit that lies there is replaced."""
+        """Copy the results into `folder`; an audit that lies there is replaced."""
         target = Path(folder)
         if target.resolve() == self.folder.resolve():
             return target

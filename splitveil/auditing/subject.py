@@ -16,24 +16,24 @@ NO_CLOUD = "there is no cloud: only the edge was given"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is audited, before images and channel come to it."""
+    """The model that is audited, as a door gives it; images and channel are added later."""
 
     model: SplitModel
     what: str
-    """In words, such as "ResNet, cut after layer1"."""
+    """The model in words, such as "ResNet, cut after layer1"."""
     digest: str
-    """Of its weights; of its file, its answers or its name where there are none to be seen."""
+    """Digest of its weights; where they cannot be seen, of its file, its answers or its name."""
     owner: nn.Module
-    """Whose parts' train and eval modes are the user's, and are given back."""
+    """The user's own module. After the audit its parts are in the train or eval mode that they had before."""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """What cannot be known, with why (see `Victim.lacks`)."""
+    """What cannot be known of it, with the reasons (see `Victim.lacks`)."""
     opaque: bool = False
-    """True if nothing is known of the edge but its answers."""
+    """True if only the edge's answers are known."""
     device: torch.device = torch.device("cpu")
     z_itemsize: int = 4
     """Bytes of one number of z as it is sent."""
     notes: tuple[str, ...] = ()
-    """What a reader must know about it."""
+    """Sentences that a reader of the report must know."""
 
 
 def weights_sha256(module: nn.Module) -> str:
@@ -51,13 +51,13 @@ def tensors_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where its weights are; the CPU if it has none."""
+    """The device of a module's weights; the CPU if it has none."""
     return next((value.device for value in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
 
 
 @torch.no_grad()
 def output_of(module: nn.Module, x: Tensor, what: str) -> Any:
-    """What a module makes of a few images in eval mode; a failure is told with their shape."""
+    """What a module answers to a few images in eval mode. An error names the images' shape."""
     with in_mode(module, False):
         try:
             return module(x.clone())
@@ -69,7 +69,7 @@ def output_of(module: nn.Module, x: Tensor, what: str) -> Any:
 
 
 def answer(edge: nn.Module, x: Tensor, what: str) -> Tensor:
-    """The same, refused unless it is one tensor of floats with the batch first."""
+    """As `output_of`, but refused unless the answer is one tensor of floats with the batch first."""
     z = output_of(edge, x, what)
     if not isinstance(z, Tensor):
         raise UserError(f"{what} returns a {type(z).__name__}, must return one tensor; wrap it so that it does")
@@ -83,5 +83,5 @@ def answer(edge: nn.Module, x: Tensor, what: str) -> Tensor:
 
 
 def same(z: Tensor, other: Tensor) -> bool:
-    """True if two answers are equal to the last bit, also where they are not numbers."""
+    """True if two answers are equal to the last bit; NaN equals NaN."""
     return z.shape == other.shape and torch.allclose(z, other, rtol=0, atol=0, equal_nan=True)

@@ -32,11 +32,11 @@ class Setting(NamedTuple):
     """The dataclass instance that holds it."""
     field: dataclasses.Field[Any]
     hint: Any
-    """Its type, such as `float | None`."""
+    """The setting's type, such as `float | None`."""
 
     @property
     def type(self) -> Any:
-        """Its type without None: float."""
+        """The setting's type without None, such as float."""
         optional = get_origin(self.hint) in (Union, types.UnionType)
         return next(arm for arm in get_args(self.hint) if arm is not type(None)) if optional else self.hint
 

@@ -35,7 +35,7 @@ from splitveil.training.build import build_splits
 
 DOORS = ("--model", "--edge", "--onnx", "--exported", "--pairs")
 OURS = ("data", "splits", "defences", "attacks", "seed", "name", "device")
-"""Settings of a config that an audit has too; the others are those of a training."""
+"""Settings of a config that an audit uses; all others are about training."""
 BASE = {"name": "audit", "defences": [{"name": "none"}]}
 
 
@@ -163,7 +163,7 @@ def opened(own: dict[str, Any]) -> Any:
 
 
 def show(report: AuditReport) -> None:
-    """The table, what a reader must know, and where the results are."""
+    """Print the table, what a reader must know, and where the results are."""
     print_table([report.summary])
     for note in report.notes:
         console.print(note, highlight=False, markup=False)

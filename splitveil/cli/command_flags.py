@@ -23,7 +23,7 @@ class Flag:
 
     name: str
     value: str
-    """What stands after it, such as FILE; empty for a switch."""
+    """The word for its value in the help, such as FILE; empty for a switch, which has none."""
     meaning: str
     default: str = ""
     repeats: bool = False
@@ -40,17 +40,17 @@ class Command:
 
     about: str
     operands: str = ""
-    """What stands between the command's name and its flags, such as RUN…"""
+    """The words between the command's name and its flags, as the help shows them, such as RUN…"""
     flags: tuple[Flag, ...] = ()
     idle: tuple[str, ...] = ()
-    """Settings, or tables of them, that it reads in a recipe and has no use for: its help leaves them out."""
+    """Settings, or tables of settings, that the command accepts but does not use; its help leaves them out."""
 
 
 IMPORT = Flag(
     "--import", "MODULE",
     "Import this module of yours first, so that its methods are known by name. May be given several times.", repeats=True,
 )  # fmt: skip
-"""A flag of every command."""
+"""The flag that every command has."""
 RUNS = Flag("--runs", "DIR", "The folder in which run folders are made.", default="runs")
 EACH = Flag(
     "--each", "SETTING=A,B",

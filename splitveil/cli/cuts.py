@@ -31,9 +31,9 @@ from splitveil.split_model import SplitModel, stages_of
 from splitveil.training.build import build_splits, channel_moments
 
 PRIVATE = 500
-"""Test images that the quick attack rebuilds, at most."""
+"""The quick attack rebuilds at most so many test images."""
 USUAL = (3, 32, 32)
-"""The shape of an image where neither --data nor --input says another."""
+"""The shape of an image if neither --data nor --input gives one."""
 
 
 def cuts(model: str, own: dict[str, Any], flags: list[str]) -> None:
@@ -77,7 +77,7 @@ def cuts(model: str, own: dict[str, Any], flags: list[str]) -> None:
 
 
 def whose_weights(model: str, theirs: bool, weights: Path | None) -> str:
-    """What the leak was measured with, in a sentence."""
+    """A sentence that says with which weights the leak was measured."""
     if weights is not None:
         return f"weights: {weights.name}"
     if theirs:
@@ -111,7 +111,7 @@ def check_picture(out: Path) -> None:
 
 
 def number_of(text: str) -> int:
-    """How many images the attacker gets at most."""
+    """Read a flag's value: how many images the attacker gets at most."""
     if not text.isdecimal() or int(text) < 50:
         raise UserError(f"--images is {text!r}, must be a number of 50 or more")
     return int(text)

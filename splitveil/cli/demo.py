@@ -25,7 +25,7 @@ from splitveil.training.train_runs import train_run
 
 
 def demo_table() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the rows of demo.toml share, and the rows."""
+    """The settings that all rows of demo.toml share, and the rows."""
     table = read_toml(Path(str(files("splitveil.cli") / "demo.toml")))
     return table, table.pop("rows")
 

@@ -32,9 +32,9 @@ from splitveil.report import check_packages, write_report
 from splitveil.training.build import build_splits
 
 BASE = {"name": "design", "cem": {"surrogate": "rate", "lr_rescale": "off"}}
-"""What a search varies, unless a recipe or a flag says otherwise."""
+"""The recipe that a search varies, unless another recipe or a flag is given."""
 SHARE_OF_TRIALS = 0.6
-"""Of --minutes."""
+"""The share of --minutes that trials take; full trainings take the rest."""
 
 
 def design(own: dict[str, Any], flags: list[str]) -> bool:
@@ -83,7 +83,7 @@ def design(own: dict[str, Any], flags: list[str]) -> bool:
 
 
 class Teller:
-    """Says of each trial as it ends what came of it, and how long the others will take."""
+    """Prints, when a trial ends, what came of it and how long the other trials will take."""
 
     def __init__(self, total: int) -> None:
         self.total, self.seconds = total, list[float]()

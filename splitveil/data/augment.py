@@ -33,19 +33,19 @@ class AugmentConfig:
 
 
 def draws(config: AugmentConfig) -> int:
-    """Random numbers for each image; what is not asked for adds none, so that seeds give the batches that they gave before."""
+    """How many random numbers an image needs. A change that is switched off needs none, so old seeds still give their batches."""
     return 4 + 2 * bool(config.cutout) + 2 * bool(config.random) + bool(config.mixup)
 
 
 def variants(config: AugmentConfig) -> int | None:
-    """How many images crop and flip can make of one; None where more is asked for, which makes any number of them."""
+    """How many images crop and flip can make of one; None if another change is switched on, which can make any number."""
     if config.rotate or config.cutout or config.random or config.mixup:
         return None
     return (2 * config.crop + 1) ** 2 * (1 + config.flip)
 
 
 def variant_of(draw: Tensor, config: AugmentConfig) -> Tensor:
-    """Which of its variants [b] each image becomes under draw [b, draws]: what `crop` and `flip` read of it, as one number."""
+    """The number [b] of the variant that each image becomes under draw [b, draws], as `crop` and `flip` read the draw."""
     places = 2 * config.crop + 1
     top, left = (draw[:, :2] * places).long().clamp_max(places - 1).unbind(1)
     mirrored = (draw[:, 2] < 0.5).long() if config.flip else 0
@@ -97,7 +97,7 @@ def cutout(x: Tensor, draw: Tensor, side: int) -> Tensor:
 
 
 OPERATIONS = 7
-"""none, shear along rows, shear along columns, zoom, turn, brightness, contrast."""
+"""The number of operations: none, shear along rows, shear along columns, zoom, turn, brightness, contrast."""
 
 
 def one_operation(x: Tensor, draw: Tensor, strength: float) -> Tensor:

@@ -26,7 +26,7 @@ LUMA_STEPS = (
     18, 22, 37, 56, 68, 109, 103, 77, 24, 35, 55, 64, 81, 104, 113, 92,
     49, 64, 78, 87, 103, 121, 120, 101, 72, 92, 95, 98, 112, 100, 103, 99,
 )  # fmt: skip
-"""Steps of the 8 x 8 coefficients at quality 50."""
+"""JPEG rounds each of the 8 x 8 coefficients of brightness to a multiple of this number at quality 50."""
 
 
 class Burst(NamedTuple):
@@ -55,7 +55,7 @@ def tables(quality: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def jpeg(x: Tensor, quality: int = QUALITY) -> Tensor:
-    """What JPEG of this quality leaves of x [b, c, h, w]."""
+    """The images x [b, c, h, w] after JPEG of this quality."""
     (b, c, h, w), (cosines, steps) = x.shape, tables(quality, x.device)
     padded = F.pad(x, (0, -w % 8, 0, -h % 8), mode="replicate") * 255 - 128
     blocks = padded.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)  # [b, c, h/8, w/8, 8, 8]

@@ -28,9 +28,9 @@ LEVELS: dict[str, tuple[float, ...]] = {
     "contrast": (0.7, 0.5, 0.35, 0.25, 0.15),
     "jpeg": (60, 40, 25, 15, 8),
 }
-"""Standard deviation, radius in pixels, factor, quality: at level 1 to 5."""
+"""For each corruption its strength at levels 1 to 5: a standard deviation, a radius in pixels, a factor, or a quality."""
 FINER = 32
-"""Points along a pixel's side that decide how much of it lies within the disk."""
+"""How much of a pixel lies within the disk is decided by this many points along its side."""
 
 
 def noise(x: Tensor, level: float, generator: torch.Generator) -> Tensor:
@@ -60,7 +60,7 @@ def contrast(x: Tensor, level: float, generator: torch.Generator) -> Tensor:
 
 
 def jpeg(x: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    """By Pillow, one image after the other; grey images and those of three channels."""
+    """JPEG by Pillow, one image after the other; images have one channel or three."""
     if x.shape[1] not in (1, 3):
         raise UserError(f"jpeg: the images have {x.shape[1]} channels, must have 1 or 3; leave this corruption out")
     pixels = as_bytes(x).permute(0, 2, 3, 1).cpu().numpy()

@@ -40,11 +40,11 @@ SCHEMES = ("https",)
 
 @dataclass(frozen=True)
 class Published:
-    """A file as its owners publish it."""
+    """A file that the owners of a data set publish, with its address and checksum."""
 
     url: str
     checksum: str
-    """md5:… or sha256:…, in lower-case hex."""
+    """The file's checksum as md5:… or sha256:…, in lower-case hex."""
 
     @property
     def file(self) -> str:

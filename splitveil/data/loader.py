@@ -14,7 +14,7 @@ LARGE, AT_ONCE = 2**16, 2**22
 
 
 def batch_size(numbers: int, most: int = 500) -> int:
-    """How many things of so many numbers are worked on at once."""
+    """How many things, each of so many numbers, are worked on at once."""
     return most if numbers <= LARGE else max(1, min(most, AT_ONCE // numbers))
 
 
@@ -72,7 +72,7 @@ class Rows(DeviceImages):
 
     @property
     def images(self) -> Tensor:
-        """All of them at once, which copies."""
+        """All of these images at once; this makes a copy."""
         return self.whole.images[self.index]
 
     @property
@@ -130,11 +130,11 @@ class Feed:
         return augment(self.images.take(index), draw, self.augmentation), self.images.labels[index]
 
     def last(self) -> tuple[Tensor, Tensor]:
-        """Of the batch that `next` gave last: which images [b] it has, and the draws [b, draws] that augmented them."""
+        """Which images [b] the batch has that `next` gave last, and the draws [b, draws] that augmented them."""
         return self.order.index_select(0, self.step - 1).squeeze(0), self.draw.index_select(0, self.step - 1).squeeze(0)
 
     def share(self) -> Tensor:
-        """The draw [b] that is mixup's, for the batch that `next` gave last."""
+        """The random numbers [b] that mixup uses for the batch that `next` gave last."""
         return self.last()[1][:, -1]
 
     def compile(self) -> None:

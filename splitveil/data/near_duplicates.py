@@ -31,21 +31,21 @@ from splitveil.data.splits import LUMA
 
 SIDE, FREQUENCIES, WINDOW = 32, 12, 24
 VIEWS = ((1.0, 1.0), (1.07, 1.0), (1.14, 1.0), (1.0, 1.07), (1.0, 1.14))
-"""By how much the private and the attacker's image are enlarged."""
+"""Enlargements of the private and of the attacker's image at which a pair is compared."""
 BETWEEN = ((1.035, 1.0), (1.105, 1.0), (1.18, 1.0), (1.0, 1.035), (1.0, 1.105), (1.0, 1.18))
-"""The same for pairs that are alike already: an enlargement between two views costs more likeness than strangers lack."""
+"""Enlargements between these views, for pairs that are alike already: without them a crop between two views would be missed."""
 QUARTERS = (-0.25, 0.0, 0.25, 0.5)
 FINE, COARSE = 0.7, 2.0
 """Standard deviations in pixels of the two blurs whose difference is the band-pass."""
 LEAST, MOST, STRANGERS, QUANTILE = 0.9, 0.999, 300, 0.98
 PROMISING = 0.85
-"""Likeness from which half pixels are tried."""
+"""From this likeness on, shifts by half a pixel are tried too."""
 FLAT = 1e-3
 """Standard deviation of grey values in [0, 1] below which an image shows nothing."""
 ROWS = 1000
-"""Images that are compared at once; bounds the memory."""
+"""So many images are compared at once, which bounds the memory."""
 AT_ONCE = 2**22
-"""Numbers of whole images that are read at once."""
+"""Images with so many numbers altogether are read at once."""
 
 
 class Neighbours(NamedTuple):
@@ -55,7 +55,7 @@ class Neighbours(NamedTuple):
     attacker: np.ndarray  # [k] index of the attacker's image that is most like it
     likeness: np.ndarray  # [k] how alike they are, up to 1
     threshold: float
-    """The likeness that they exceed."""
+    """The likeness that all these pairs exceed."""
 
 
 def grey(images: np.ndarray) -> Tensor:
@@ -220,7 +220,7 @@ def closest(p: Tensor, a: Tensor) -> Tensor:
 
 
 def threshold_among(a: Tensor) -> float:
-    """From which likeness on two images are near-duplicates, in a set of images [m, 32, 32]."""
+    """The likeness from which on two images of this set [m, 32, 32] count as near-duplicates."""
     if len(a) < 2:
         return MOST
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(a)))

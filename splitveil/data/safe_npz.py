@@ -33,7 +33,7 @@ def read_npz(file: Path, known: Collection[str], remedy: str = REMEDY) -> Arrays
 
 
 def parse_npz(stream: BinaryIO, file: Path, known: Collection[str] | None, remedy: str, most: int | None = None) -> Arrays:
-    """The same of an open file; `known` None allows every name, and arrays of more than `most` bytes together are refused."""
+    """As `read_npz`, for an open file. With `known` None every name is allowed; arrays of more than `most` bytes are refused."""
     try:
         return read_archive(stream, file, known, remedy, most)
     except UserError:
@@ -64,7 +64,7 @@ def read_archive(stream: BinaryIO, file: Path, known: Collection[str] | None, re
 
 
 def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str, remedy: str) -> None:
-    """Refuse an array of objects, of another size than its header says, or that grows beyond measure when it is unpacked."""
+    """Refuse an array if it holds objects, has another size than its header says, or grows beyond measure when it is unpacked."""
     with archive.open(member) as opened:
         shape, dtype = header(opened)
         begins = opened.tell()
@@ -83,7 +83,7 @@ def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str, 
 
 
 def header(opened: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type that a .npy states."""
+    """The shape and the type that the header of a .npy states."""
     version = npy.read_magic(opened)
     if version not in HEADERS:
         raise ValueError(f"its arrays have version {version} of numpy's format")

@@ -39,9 +39,9 @@ class SplitsConfig:
     task: float = 0.5
     """Share of the training images that trains the model; a value above 1 is a number of images."""
     validation: float = 0.05
-    """Share (or number) for validation."""
+    """Share (or number) of the training images that validates the model."""
     auxiliary: float = 0.45
-    """Share (or number) that the attacker has."""
+    """Share (or number) of the training images that the attacker has."""
     test: float = 1 / 6
     """Share (or number) of all images for testing, where the set has no official test part."""
     by_identity: bool = False
@@ -59,16 +59,16 @@ class Splits:
     auxiliary: ImageSet
     test: ImageSet
     official_test: ImageSet | None = None
-    """All test images, where the attacker has some of them; accuracy is measured on these."""
+    """All test images, if the attacker has some of them; accuracy is then measured on these."""
 
     def summary(self) -> dict[str, dict[str, object]]:
-        """What goes into splits.json: size and sha256 of each part."""
+        """The table for splits.json: size and sha256 of each part."""
         there = {name: part for name, part in vars(self).items() if part is not None}
         return {name: {"images": len(part), "sha256": part.digest()} for name, part in there.items()}
 
 
 class Sides(Protocol):
-    """Whose images are whose, of which Splits are one example."""
+    """Which images are private, the attacker's and the training's. Splits and Victim have these fields."""
 
     @property
     def test(self) -> ImageSet: ...
@@ -169,7 +169,7 @@ def cut_parts(source: Source, config: SplitsConfig, seed: int) -> Splits:
 
 
 def attacker_in_test(train: ImageSet, test: ImageSet, config: SplitsConfig, seed: int) -> Splits:
-    """The parts where the attacker's images are some of the test images and the targets are the others."""
+    """The parts of a layout in which the attacker has some of the test images, and the others are to be rebuilt."""
     left = 1 - config.auxiliary if config.auxiliary <= 1 else len(test) - int(config.auxiliary)
     shares = {"auxiliary": config.auxiliary, "test": left}
     if config.attacker == "test":

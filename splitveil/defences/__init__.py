@@ -22,7 +22,7 @@ class AttackHints:
     random: bool = False
     """True if two releases of the same x differ."""
     stand_in: Literal["itself", "identity"] = "itself"
-    """How to differentiate through it: as it is, or as if it were not there (right for noise whose mean is 0)."""
+    """How an attack differentiates through it: as it is, or as if it were not there (right for noise whose mean is 0)."""
     mask: Literal["none", "random", "smallest"] = "none"
     """Which entries of z it zeroes: none, some at random (dropout), or those of smallest magnitude (topk)."""
     gain: float = 1.0
@@ -36,7 +36,7 @@ class AttackHints:
 
 
 class Batch(NamedTuple):
-    """What a penalty sees of one training step."""
+    """The tensors of one training step from which a penalty is computed."""
 
     x: Tensor  # [b, c, h, w]
     z: Tensor  # [b, *z_shape], what the edge made
@@ -64,9 +64,9 @@ class Defence(nn.Module, Generic[C]):
     reads_x: bool = False
     """True if `send` uses x beyond z. Then noise that was added before it no longer bounds what is sent."""
     bounds_z: bool = False
-    """True if its `rebuild` bounds z to (0, 1)."""
+    """True if `rebuild` makes an edge whose z lies in (0, 1)."""
     warm_start: int = 0
-    """Passes over the attacker's images before the first epoch, in which its `inner_step` is called and nothing else learns."""
+    """So many passes over the attacker's images are made before the first epoch; in them only `inner_step` learns."""
 
     def __init__(self, config: C | None = None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Defence(nn.Module, Generic[C]):
         return False
 
     def clean(self, z: Tensor, x: Tensor) -> Tensor:
-        """What `send` adds its noise to: z itself, unless the defence changes z first, as by clipping."""
+        """The tensor to which `send` adds its noise: z itself, unless the defence changes z first, for example by clipping."""
         return z
 
     @property
@@ -110,14 +110,14 @@ class Defence(nn.Module, Generic[C]):
         """Called after each step of the task, for training of its own, such as that of a proxy decoder."""
 
     def deploy(self) -> None:
-        """Training is over: from now on it sends what it would send in service."""
+        """Called when training is over. From now on the defence sends what it would send in service."""
 
     def report(self) -> dict[str, Any]:
         """Facts for summary.json about what was sent since `deploy`, such as a guarantee. The host may wait for the device."""
         return {}
 
     def acts(self, batch: Batch, generator: torch.Generator) -> bool:
-        """True if it does anything: it changes the architecture, it changes z, or its penalty has a gradient at z."""
+        """True if the defence does anything: it changes the architecture or z, or its penalty has a gradient at z."""
         rebuilds = type(self).rebuild is not Defence.rebuild
         if rebuilds or not torch.equal(self.send(batch.z, batch.x, generator), batch.z):
             return True
@@ -131,8 +131,13 @@ class Defence(nn.Module, Generic[C]):
 
     @property
     def attack_hints(self) -> AttackHints:
-        """How it should be attacked."""
+        """What an attacker who knows the defence should make use of."""
         return AttackHints()
+
+
+def name_of(defence: nn.Module) -> str:
+    """The name under which a defence is registered; the name of its class if it is not registered."""
+    return getattr(type(getattr(defence, "config", None)), "method", type(defence).__name__)
 
 
 def check_channels(name: str, z_shape: Sequence[int]) -> None:

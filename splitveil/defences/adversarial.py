@@ -43,15 +43,15 @@ class Config:
     target: float = option(0.5, at_least=-1, at_most=1)
     """s, the SSIM that is tolerated."""
     hinge: Literal["image", "batch"] = "image"
-    """Whose SSIM may be s: that of every image, or the mean of the batch."""
+    """What must not exceed s: the SSIM of every image, or the mean SSIM of the batch."""
     border: Border = "reflect"
     """How SSIM sees beyond the border, in penalty and proxy_loss: the mirrored image, or zeros as in the reference code."""
     mse_weight: float = option(20.0, above=0, before=1.0)
-    """m: with it, `alpha` pulls at z about as hard under likeness mse as under ssim."""
+    """m, a factor on the squared error, with which `alpha` acts about as strongly under likeness mse as under ssim."""
     blocks: int = option(4, at_least=1)
-    """N of the proxy decoder res N# C#."""
+    """ResBlocks of the proxy decoder (N in "res N# C#")."""
     width: int = option(64, at_least=1)
-    """C of the proxy decoder."""
+    """Channels of the proxy decoder (C in "res N# C#")."""
     inner: int = option(1, at_least=1)
     """Steps of the decoder after each step of the task."""
     proxy_loss: Literal["mse", "ssim"] = "mse"
@@ -111,7 +111,7 @@ class Adversarial(Defence[Config]):
         return False
 
     def seen(self, batch: Batch) -> Tensor:
-        """What the decoder gets."""
+        """The tensor that the decoder gets: what is sent, or z before all noise."""
         return batch.sent if self.config.proxy_sees == "sent" else batch.z
 
     def penalty(self, batch: Batch) -> Tensor | None:

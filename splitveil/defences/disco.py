@@ -44,9 +44,9 @@ class Config:
     hidden: int = option(64, at_least=1)
     """Width of the score network."""
     blocks: int = option(2, at_least=0)
-    """N of the proxy decoder res N# C#."""
+    """ResBlocks of the proxy decoder (N in "res N# C#")."""
     width: int = option(32, at_least=1)
-    """C of the proxy decoder."""
+    """Channels of the proxy decoder (C in "res N# C#")."""
     lr: float = option(1e-3, above=0)
     """Learning rate of the proxy's Adam."""
 

@@ -36,7 +36,7 @@ from splitveil.registry import DEFENCES, UserError
 from splitveil.split_model import SplitModel
 
 MOST_CODES = 4096
-"""What the attack `code_mean` can count out: 12 bits."""
+"""Most codes: the attack `code_mean` can try all of them up to 12 bits."""
 
 
 @dataclass(frozen=True)

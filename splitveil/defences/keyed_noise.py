@@ -53,9 +53,9 @@ class Config:
     key_from: Literal["pixels", "coarse"] = "pixels"
     """What of the input decides the noise: every pixel, or the mean brightness of its parts."""
     cells: int = option(4, at_least=1)
-    """Parts in each direction, of a coarse key."""
+    """For key_from = coarse: how many parts the image has in each direction."""
     levels: int = option(4, at_least=2)
-    """Steps of brightness, of a coarse key."""
+    """For key_from = coarse: how many steps the brightness of a part has."""
 
 
 class Key:
@@ -99,7 +99,7 @@ def normals(seed: bytes, count: int) -> np.ndarray:
 
 
 def pixels_of(x: Tensor) -> np.ndarray:
-    """[b, c, h, w] as bytes."""
+    """The pixels of x [b, c, h, w] in [0, 1] as bytes."""
     # In numpy, because it is the same for every device and starts no threads.
     return np.rint(np.clip(np.nan_to_num(x.detach().float().cpu().numpy()), 0, 1) * 255).astype(np.uint8)
 
@@ -138,7 +138,7 @@ class KeyedNoise(Defence[Config]):
             )
 
     def deploy(self) -> None:
-        """From here on the noise is keyed; a second call changes nothing."""
+        """Make the noise depend on the key from here on. A second call changes nothing."""
         if self._key is not None:
             return
         if text := os.environ.get(VARIABLE):
@@ -158,7 +158,7 @@ class KeyedNoise(Defence[Config]):
         return z + (self.config.sigma * keyed_normals(self._key, self.message(x), x, z)).to(z)
 
     def message(self, x: Tensor) -> np.ndarray:
-        """What of each input decides its noise."""
+        """The part of each input that decides its noise."""
         pixels = pixels_of(x)
         return pixels if self.config.key_from == "pixels" else coarse(pixels, self.config.cells, self.config.levels)
 

@@ -195,7 +195,7 @@ class LocalDP(Defence[Config]):
         return False
 
     def deploy(self) -> None:
-        """Starts the counts anew. Refuses to go on if too many entries were not finite."""
+        """Set the counts of clipped entries to 0, and refuse to go on if too many entries were not finite."""
         seen, broken = int(self.seen), int(self.broken)
         if broken > 0.01 * seen:
             raise UserError(

@@ -24,7 +24,7 @@ from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
 
 PASSES = (nn.BatchNorm2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Identity)
-"""Layers that handle each channel on its own."""
+"""Layers that treat each channel separately, so that a filter can be cut out in front of them."""
 
 
 @dataclass(frozen=True)

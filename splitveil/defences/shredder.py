@@ -63,7 +63,7 @@ def mean_norm(library: Tensor) -> Tensor:
 
 
 def freeze(edge: nn.Module) -> None:
-    """Its weights get no gradient, and BatchNorm keeps the statistics that it has, also in train()."""
+    """Freeze the edge: its weights get no gradient, and BatchNorm keeps its statistics, also in train()."""
     edge.requires_grad_(False)
     for module in edge.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -28,7 +28,7 @@ from splitveil.registry import DEFENCES
 from splitveil.split_model import SplitModel
 
 LOG_VARIANCE = (-10.0, 4.0)
-"""Standard deviations between 0.007 and 7.4: beyond them KL or noise would diverge within a few steps."""
+"""Bounds of the log-variance: standard deviations of 0.007 and 7.4. Beyond them KL or noise would diverge within a few steps."""
 
 
 @dataclass(frozen=True)

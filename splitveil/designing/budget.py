@@ -13,11 +13,11 @@ class Budget:
     """Limits on the edge; None is no limit."""
 
     macs: float | None = None
-    """Multiply-adds."""
+    """Most multiply-adds of the edge for an image."""
     weights: float | None = None
-    """Numbers in its weights."""
+    """Most numbers in the edge's weights."""
     numbers: float | None = None
-    """Numbers in what it sends."""
+    """Most numbers that the edge sends of an image."""
 
     def allows(self, edge: Cost) -> bool:
         """True if an edge of this cost stays within every limit."""

@@ -21,17 +21,17 @@ from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 CHANNELS = (4, 8, 16)
-"""Of the bottleneck; 8 is what the published rows send."""
+"""Numbers of channels that a bottleneck may have; the published rows send 8."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """What would run on the device."""
+    """The part of a model that would run on the device."""
 
     model: Any
     """The config of the model, cut where this edge ends."""
     channels: int
-    """Of the bottleneck behind it."""
+    """Channels of the bottleneck behind the edge."""
     cost: Cost
 
     @property
@@ -123,7 +123,7 @@ def has_budget(config: Any) -> bool:
 
 
 def fast_enough(edges: dict[str, Edge], milliseconds: float, x_shape: tuple[int, ...], classes: int) -> dict[str, Edge]:
-    """Those of the edges that take so long at most for one image, on one thread of this CPU."""
+    """The edges that take at most so long for one image, on one thread of this CPU."""
     found: dict[str, Edge] = {}
     for name, edge in edges.items():
         built = Bottleneck(BottleneckConfig(channels=edge.channels)).rebuild(build_model(edge.model, x_shape, classes))

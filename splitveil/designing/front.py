@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 WORTH = 0.1
-"""A design whose accuracy is so far below the best one's is not trained in full."""
+"""A design is not trained in full if its accuracy is further than this below that of the best one."""
 
 
 class Judged(Protocol):
-    """What was measured of a design."""
+    """The accuracy and the error that were measured of a design."""
 
     @property
     def accuracy(self) -> float: ...
@@ -25,9 +25,9 @@ class Wish:
     """What the user asks of a design."""
 
     accuracy: float | None = None
-    """At least this accuracy."""
+    """The accuracy must be at least this."""
     mse: float | None = None
-    """At least this error of the strongest attacker."""
+    """The strongest attacker's error must be at least this."""
 
     def granted_by(self, judged: Judged) -> bool:
         return judged.accuracy >= (self.accuracy or 0.0) and judged.mse >= (self.mse or 0.0)
@@ -39,7 +39,7 @@ def beats(a: Judged, b: Judged) -> bool:
 
 
 def unbeaten(judged: Sequence[J]) -> list[J]:
-    """Those that no other beats, from the most accurate to the best hidden."""
+    """The designs that no other beats, from the most accurate to the best hidden."""
     return sorted((b for b in judged if not any(beats(a, b) for a in judged)), key=lambda b: (-b.accuracy, b.mse))
 
 

@@ -66,7 +66,7 @@ def mend(path: Path) -> None:
 
 
 def put_back_killed(study: optuna.Study) -> None:
-    """What was being tried when a search was killed is tried again, first of all."""
+    """Put back the designs that were being tried when a search was killed; they are tried first."""
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=FAIL)
         study.enqueue_trial(trial.params)
@@ -84,7 +84,7 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def with_reason(study: optuna.Study) -> list[FrozenTrial]:
-    """Those that failed; what was killed has no reason and does not count."""
+    """The trials that failed with a reason. A trial that was killed has none and does not count."""
     return [trial for trial in study.get_trials(states=(FAIL,)) if "why" in trial.user_attrs]
 
 

@@ -31,13 +31,13 @@ from splitveil.runs import Run
 from splitveil.training.train_runs import train_run
 
 SIGMAS = (0.0, 0.1, 0.2, 0.3, 0.5)
-"""Noise on what is sent; with 0 there is neither noise nor CEM."""
+"""Standard deviations of the noise that a search tries; with 0 there is neither noise nor CEM."""
 STRENGTHS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Of CEM."""
+"""Strengths of CEM that a search tries."""
 FIRST = ((0.0, 0.0), (0.3, 0.05))
 """Noise and strength that every model is tried with first, at its deepest edge."""
 TRIED_BY = ("ridge", "decoder-small")
-"""The attacks of `quick` that a trial meets."""
+"""The attacks of `quick` that are run on each trial."""
 REPEATS = 30
 """Proposals in a row that were all tried before: then the search has seen what there is."""
 
@@ -75,9 +75,9 @@ class Tried:
 
     design: Design
     accuracy: float
-    """On validation images."""
+    """The accuracy on validation images."""
     mse: float
-    """The strongest attacker's error, image by image."""
+    """The mean over images of the least error that any attack reached."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Search:
                 self.study.enqueue_trial({"model": model, f"edge of {model}": edge} | noise, skip_if_exists=True)
 
     def settings(self) -> dict[str, Any]:
-        """What a search must be repeated with, so that its trials compare."""
+        """The settings that must be the same when a search goes on, so that its trials compare."""
         table = to_dict(self.base)
         shared = {key: table[key] for key in ("data", "splits", "seed", "train", "cem")}
         edges = {name: [edge.cost.macs, edge.cost.parameters] for name, edge in self.edges.items()}
@@ -194,7 +194,7 @@ class Search:
 
 
 def error_left(run: Run) -> float:
-    """The mean over test images of the least error that any finished attack reached."""
+    """The mean, over test images, of the least error that any finished attack reached."""
     found = worst_case({name: read_rows(folder) for name, folder in standing(run, trained_weights(run)).done.items()})
     if found is None:
         raise UserError("no attack gave a number")

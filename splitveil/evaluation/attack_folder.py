@@ -33,10 +33,10 @@ JUDGED = (
     "recognised", "recognised_original", "identity_cosine", "identity_others", "same_image", "same_identity",
     "same_identity_original",
 )  # fmt: skip
-"""What judges say of each image; see judges.py."""
+"""Columns of rows.npz that judges fill; see judges.py."""
 WEIGHTS = "weights/last.safetensors"
 ORIGIN = (WEIGHTS, "config.toml", "splits.json")
-"""What an attack's files are computed from, as far as it lies in the folder; splits.json has the images' digests."""
+"""The files of a run folder from which an attack's files are computed; splits.json has the digests of the images."""
 LARGEST_ROWS = 2**30
 """Bytes that the columns of rows.npz may take together."""
 OWN_FIELDS = ("mse", "ssim", "psnr", "lpips", "residual", "residual_ceiling")
@@ -55,7 +55,7 @@ def weights_digest(folder: Path) -> str | None:
 
 
 def kept_in(folder: Path) -> tuple[Path, str]:
-    """The folder of the run or audit that an attack's folder belongs to, and how names of the attack's files begin there."""
+    """The folder of the run or audit to which an attack's folder belongs, and the path from there to the attack's files."""
     return folder.parent.parent, f"{folder.parent.name}/{folder.name}/"
 
 
@@ -88,7 +88,7 @@ def write_skipped(folder: Path, config: Any, weights: str, why: str, failed: boo
 
 
 def forget(folder: Path, *files: str) -> None:
-    """Remove files of an attack, as far as they are there."""
+    """Remove those of an attack's files that exist."""
     root, start = kept_in(folder)
     with changing(root) as step:
         for file in files:
@@ -97,7 +97,7 @@ def forget(folder: Path, *files: str) -> None:
 
 
 def why_void(folder: Path) -> str | None:
-    """Which file of a finished or skipped attack is damaged or missing, and what to run; None if all are as they were written."""
+    """A sentence that names the damaged or missing file of an attack, and what to run. None if no file has changed."""
     root, start = kept_in(folder)
     readers: dict[str, Callable[[Path], object]] = {
         "attack.json": read_record, "rows.npz": read_rows, "samples.safetensors": read_samples,
@@ -161,7 +161,7 @@ def read_attack(folder: Path, ceiling_mse: float) -> AttackResult:
 
 
 def average(rows: dict[str, np.ndarray], name: str) -> float | None:
-    """The mean over the images that have a number; None where none has, as in folders of before there was such a metric."""
+    """The mean over the images that have a number; None if no image has one, as in old folders that lack this metric."""
     known = rows[name][~np.isnan(rows[name])] if name in rows else np.empty(0)
     return float(known.mean()) if len(known) else None
 

@@ -22,7 +22,7 @@ FILE = "begun.json"
 
 
 class Suite(NamedTuple):
-    """A suite as it was when it was begun."""
+    """A suite with the attacks and options that it had when it was begun."""
 
     name: str
     version: str
@@ -30,16 +30,16 @@ class Suite(NamedTuple):
 
 
 LOST = Suite("unknown", "", ())
-"""Stands for suites that were begun before begun.json was damaged. Who is held to it is incomplete."""
+"""Stands for suites that were begun before begun.json was damaged. A run that is held to it counts as incomplete."""
 
 
 def known(name: str) -> Suite:
-    """A suite as this splitveil has it."""
+    """The suite of this name, as this version of splitveil defines it."""
     return Suite(name, version(suite(name)), suite(name))
 
 
 def begun(attacks: Path) -> list[Suite]:
-    """The suites that were begun in a folder of attacks, in this order."""
+    """The suites that were begun in a folder of attacks, the earliest first."""
     path, name = attacks / FILE, f"{attacks.name}/{FILE}"
     if not is_there(path) and not lists(attacks.parent, name):
         return []
@@ -78,7 +78,7 @@ def begin(attacks: Path, name: str) -> None:
 
 
 def begin_suite_of(attacks: Path, configured: tuple[Any, ...]) -> None:
-    """The same for a list of attacks that is a suite; nothing for any other."""
+    """Note that a suite is begun if these attacks are one; any other list is not noted."""
     if name := suite_of(configured):
         begin(attacks, name)
 
@@ -88,7 +88,7 @@ def as_table(attack: Any) -> dict[str, Any]:
 
 
 def other_version(attacks: Path, held: Suite) -> str | None:
-    """A line where the suite that a folder is held to has another version, there or in this splitveil; None where it has one."""
+    """A line that says so if the folder and this splitveil know different versions of the suite; None if there is one version."""
     if held.name not in SUITES:
         return None
     ours, folder = known(held.name), attacks.parent
@@ -104,7 +104,7 @@ def other_version(attacks: Path, held: Suite) -> str | None:
 
 
 def held_to(attacks: Path, name: str = "") -> Suite | None:
-    """The suite asked for by name, else the largest that was begun, of equally large ones the last; None where none was."""
+    """The suite of this name; without a name the largest that was begun (the last of several). None if none was begun."""
     if name:
         return known(name)
     if LOST in begun(attacks):

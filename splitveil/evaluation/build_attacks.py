@@ -55,7 +55,7 @@ def improved(config: Any, attacks: Iterable[Any]) -> Any | None:
 
 
 def threat_of(method: str, options: dict[str, Any]) -> ThreatModel:
-    """What an attack with these options knows; an option that its method no longer has is left out."""
+    """The threat model of an attack with these options; an option that its method no longer has is ignored."""
     known = {field.name for field in fields(ATTACKS[method].config)}
     config = ATTACKS[method].configure({name: value for name, value in options.items() if name in known})
     return build_attack(config, seed=0).requires

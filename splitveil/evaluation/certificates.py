@@ -52,7 +52,7 @@ BLOCKS = f"Of more than {BLOCK} test images the attacker is told which {BLOCK} t
 
 
 def arithmetic(exact: bool) -> str:
-    """What a certificate assumes of the arithmetic."""
+    """The sentence that says what a certificate assumes about the arithmetic."""
     return EXACT if exact else REAL
 
 

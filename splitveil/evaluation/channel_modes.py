@@ -13,7 +13,7 @@ from splitveil.channel import Channel
 from splitveil.split_model import in_mode
 
 TOLERANCE = 0.05
-"""The difference, as a share of the larger spread of r, from which on the modes count as different."""
+"""The modes count as different from this difference on, as a share of the larger spread of r."""
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from splitveil.registry import UserError
 
 
 def differences(first: Summary, other: Summary) -> list[str]:
-    """What forbids to set the numbers of two summaries side by side."""
+    """The reasons why the numbers of two summaries must not stand side by side; empty if they may."""
     found = []
     if first.layout and other.layout and first.layout != other.layout:
         found.append(f"another layout of the images (attacker: {other.layout}, not {first.layout})")
@@ -32,7 +32,7 @@ def differences(first: Summary, other: Summary) -> list[str]:
 
 
 def drawn_alike(first: Summary, other: Summary) -> bool:
-    """True if two seeds drew equally many images for the attacker: they differ by chance, as all that a seed decides."""
+    """True if two seeds drew equally many images for the attacker, so that the images differ only by chance."""
     return first.seed != other.seed and first.splits["auxiliary"].images == other.splits["auxiliary"].images
 
 
@@ -41,7 +41,7 @@ def told(part: Part) -> str:
 
 
 def check_comparable(summaries: Sequence[Summary]) -> None:
-    """Refuse summaries of which one does not compare with the first, by the name of the difference."""
+    """Refuse summaries if one of them does not compare with the first; the error says how they differ."""
     for other in summaries[1:]:
         if found := differences(summaries[0], other):
             raise UserError(

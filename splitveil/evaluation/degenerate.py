@@ -9,7 +9,7 @@
     seen       True for a class that has a task image         [classes]
     loss       the mean cross-entropy on the test images      []
 
-Each line raises the flag `degenerate` (flags.py).
+Each line raises the flag `degenerate` (flags/victim.py).
 """
 
 from math import log

@@ -15,11 +15,11 @@ from splitveil.metrics.probes import FEWEST, WIDTH, fit_mlp, standard
 from splitveil.rng import stream
 
 MOST_IMAGES, MOST_NUMBERS = 10_000, 50_000_000
-"""Images that the head learns from, and numbers of z' that are kept for it, at most."""
+"""The head learns from at most so many images, and at most so many numbers of z' are kept for it."""
 
 
 def edge_alone(victim: Victim) -> EdgeAlone | None:
-    """What a head on what is sent reaches; None where there are no labels, or too few images or classes to learn from."""
+    """The accuracy of a small head that gets what is sent; None without labels, or if there is too little to learn from."""
     if "labels" in victim.lacks:
         return None
     own, test, seed = victim.auxiliary if victim.task is None else victim.task, victim.test_images, victim.seed
@@ -39,5 +39,5 @@ def edge_alone(victim: Victim) -> EdgeAlone | None:
 
 
 def cloud_adds_nothing(summary: Summary) -> bool:
-    """True if the edge alone reaches the whole, as far as so many test images can tell."""
+    """True if the edge alone is as accurate as edge and cloud together, as far as this number of test images can tell."""
     return summary.edge_alone is not None and summary.edge_alone.accuracy >= summary.accuracy_ci95[0]

@@ -46,7 +46,7 @@ from splitveil.training.health import loss_share
 
 
 class Training(NamedTuple):
-    """What only whoever trained a model knows: its surrogate, and how CEM fared."""
+    """What only the person who trained a model knows: its surrogate, and what CEM did."""
 
     surrogate: str | None = None
     strength: float = 0.0
@@ -57,11 +57,12 @@ class Training(NamedTuple):
     loss_share: float | None = None
     hidden: Sequence[float] = ()
     predicted_noise: str | None = None
-    """From which stream whoever has the run folder draws the noise again; None if from none that was tried."""
+    """A sentence that names the stream from which the noise can be drawn again; None if no stream that was tried gives it."""
 
 
 def evaluate_run(run: Run, splits: Splits, device: torch.device, suite: str = "") -> Summary:
-    """Write and return the summary of a trained and attacked run, held to a suite by name, else to the largest begun in it."""
+    """Write and return the summary of a trained and attacked run. It is held to the suite of this name, else to the largest that
+    was begun."""
     parts = load_parts(run, splits, device)
     training = training_of(run, parts)._replace(predicted_noise=predicted_noise(run, splits, parts, device))
     return evaluate(
@@ -131,7 +132,7 @@ def evaluate(kept: Kept, victim: Victim, names: tuple[str, ...], training: Train
 
 
 def training_of(run: Run, parts: Parts) -> Training:
-    """What a run's config and metrics.jsonl tell."""
+    """The Training that a run's config and metrics.jsonl tell of."""
     last, (collapsed, share) = run.last_metrics(), collapse_of(run.metrics())
     hidden = [line["cem_hidden"] for line in run.metrics() if "cem_hidden" in line]
     fared = Training(cem_inactive=last["cem_inactive"], collapsed=collapsed, loss_share=share, hidden=hidden)
@@ -142,7 +143,7 @@ def training_of(run: Run, parts: Parts) -> Training:
 
 
 def evidence_of(summary: Summary, victim: Victim, training: Training) -> Evidence:
-    """What the flags look at: the summary so far, how CEM fared in training, and the channel's two modes."""
+    """The Evidence for the flags: the summary so far, what CEM did in training, and the channel's two modes."""
     x = victim.test_images.take(slice(0, batch_size(victim.model.x_shape.numel(), 256)))
     with torch.no_grad():
         difference = mode_difference(victim.channel, victim.model.edge(x), x, victim.seed)
@@ -163,7 +164,7 @@ def right_answers(victim: Victim, outcome: Pass, generator: torch.Generator) -> 
 
 
 def cost_of(victim: Victim) -> dict[str, Cost]:
-    """The cost of both halves; of what is not known, only the bytes that cross."""
+    """The cost of both halves. Where a half is not known, only the bytes that cross can be counted."""
     sent = victim.z_itemsize * victim.model.z_shape.numel()
     if victim.opaque:
         return dict.fromkeys(("edge", "cloud"), Cost(None, None, sent))
@@ -172,7 +173,7 @@ def cost_of(victim: Victim) -> dict[str, Cost]:
 
 
 def latency_of(victim: Victim) -> Latency | None:
-    """How long the edge takes on this CPU; None for one that is not known, or somebody else's that lies on another device."""
+    """How long the edge takes on this CPU. None if the edge is not known, or belongs to a user and lies on another device."""
     if victim.opaque or (victim.device.type != "cpu" and FOLDER in victim.lacks):
         return None
     edge = victim.model.edge if victim.device.type == "cpu" else deepcopy(victim.model.edge).cpu()
@@ -180,14 +181,14 @@ def latency_of(victim: Victim) -> Latency | None:
 
 
 def codes_of(victim: Victim, reports: Sequence[dict[str, Any]]) -> Tensor | None:
-    """What is sent of each test image, where that is one of a finite number of codes [n, …]."""
+    """What is sent of each test image, [n, …], if the channel sends one of a finite number of codes; else None."""
     if not any("codes" in report for report in reports):
         return None
     return on_the_wire(victim, victim.test_images, victim.seed)
 
 
 def fewest_bits(bits: float | None, reports: Sequence[dict[str, Any]]) -> float | None:
-    """The smallest of the bounds that hold: that of the noise, and those of finite codes; None where there is none."""
+    """The smallest bound in bits that holds, whether it comes from noise or from finite codes; None if there is none."""
     known = [bits, *(report["bits"] for report in reports if "codes" in report)]
     return min((bound for bound in known if bound is not None), default=None)
 
@@ -220,7 +221,7 @@ def classes_of(task: ImageSet | None, test: DeviceImages) -> Tensor:
 
 
 def which_act(names: Sequence[str], parts: Parts | Victim, test: DeviceImages, generator: torch.Generator) -> dict[str, bool]:
-    """For each defence of the channel, True if it acts on a batch of test images; `none` is not asked to."""
+    """For each defence of the channel, True if it acts on a batch of test images. The defence `none` is left out."""
     x, y = next(test.in_order(64))
     with torch.no_grad():
         z = parts.model.edge(x)

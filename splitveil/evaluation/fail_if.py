@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from splitveil.evaluation.flags import BEATEN
+from splitveil.evaluation.flags.attacks import BEATEN
 from splitveil.evaluation.summary import Summary
 from splitveil.registry import UserError
 
@@ -77,7 +77,7 @@ def measured(summary: Summary, metric: str) -> tuple[float, str]:
 
 
 def all_failed(summary: Summary) -> bool:
-    """True if there are attacks that should do better than a mean, and not one of them does."""
+    """True if no attack does better than the mean image, although some of them look at z."""
     learning = [attack for attack in summary.attacks.values() if attack.method not in FLOORS]
     return bool(learning) and not any(attack.mse <= BEATEN * summary.ceiling_mse for attack in learning)
 

@@ -86,7 +86,7 @@ def goes_on(folder: Path | None, flags: str = "") -> str:
 
 
 def unfinished(folder: Path, summary: Summary, suite: str = "") -> list[str]:
-    """The same, and a line if there are attacks that the summary does not count, or that were asked for since."""
+    """As `incomplete`, and a line if there are attacks that the summary does not count, or that were asked for since."""
     summary = held(summary, folder, suite)
     lines, later, asked = incomplete(summary, folder), uncounted(folder, summary), asked_since(folder, summary)
     if asked:

@@ -43,11 +43,11 @@ SCALE = 16.0
 """s, about the smallest with which a softmax over hundreds of cosines can be sure."""
 BATCH, SIDE = 500, 64
 EPOCHS, STEPS = 5, 100
-"""How long a judge learns: so many passes, or as many more as it takes to make so many steps."""
+"""A judge learns for this many passes over its images, or for more until it has made this many steps."""
 
 
 def by_identity(part: ImageSet) -> ImageSet:
-    """The same images with identities, counted from 0, in the place of labels; its labels where it has no identities."""
+    """The same images with identities, counted from 0, as their labels. Images without identities keep their labels."""
     if part.identities is None:
         return part
     known, who = np.unique(part.identities, return_inverse=True)
@@ -154,7 +154,7 @@ class Judge:
         return self
 
     def restore(self, learned: dict[str, Tensor], device: torch.device) -> "Judge":
-        """What `fit` left in `net_.state_dict()`."""
+        """Take up the weights that an earlier `fit` left in `net_.state_dict()`."""
         self._place(len(learned["0.0.weight"]), len(learned["1.weight"]), device)
         self.net_.load_state_dict(learned)
         self.net_.eval()

@@ -56,7 +56,7 @@ def trained(judge: Judge, part: ImageSet, device: torch.device, shelf: Path) -> 
 
 
 def some_of(part: ImageSet) -> ImageSet:
-    """All images, or where they are very many every second, third, … of them, without a copy."""
+    """All images; if there are very many, every second, third, … of them, without a copy."""
     every = ceil(part.images.size / LEARNED)
     identities = None if part.identities is None else part.identities[::every]
     return part if every == 1 else ImageSet(part.images[::every], part.labels[::every], part.classes, identities)

@@ -8,9 +8,9 @@ from splitveil.progress import warn
 from splitveil.rng import seed_of
 
 LOOKED = 500
-"""Test images that are looked for, at most: a share is all that is asked."""
+"""At most so many test images are searched for: enough to know the share that has a near-duplicate."""
 WORTH_A_LINE, TOO_MANY = 0.01, 0.05
-"""Shares of the test images with a near-duplicate from which a warning is printed, and from which the flag is raised."""
+"""A share of test images with a near-duplicate above the first prints a warning; one above the second raises the flag."""
 
 
 _known: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -26,7 +26,7 @@ def neighbours_among(own: ImageSet, test: ImageSet, seed: int) -> dict[str, floa
 
 
 def counted(own: ImageSet, test: ImageSet, seed: int) -> dict[str, float]:
-    """As `neighbours_among`, looked up anew; a line warns if there are many."""
+    """As `neighbours_among`, but always counted anew; a line warns if there are many."""
     order = np.random.default_rng(seed_of(seed, "neighbours")).permutation(len(test))
     looked = np.sort(order[:LOOKED])
     found = near_duplicates(test.images[looked], own.images)

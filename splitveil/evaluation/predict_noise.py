@@ -30,7 +30,7 @@ from splitveil.training.checkpoint import load_weights
 
 IMAGES, SEEDS, AVERAGED, CERTAIN = 64, 2000, 4, 8.0
 PURPOSES = ("weights", "noise/0/0", "layers/0/0", "evaluation", "observation", "wire", "query", "certificate/1")
-"""Words of splitveil.rng under which noise or weights are drawn."""
+"""Purposes, as splitveil.rng names them, for which noise or weights are drawn."""
 
 
 class Stream(NamedTuple):
@@ -41,7 +41,7 @@ class Stream(NamedTuple):
 
 
 def global_generator(device: torch.device) -> torch.Generator:
-    """torch's own one for the device."""
+    """torch's own generator for the device."""
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator
@@ -52,7 +52,7 @@ def set_to(generator: torch.Generator, state: Tensor | int) -> torch.Generator:
 
 
 def streams(seed: int, loaded: Tensor) -> Iterator[Stream]:
-    """What an attacker tries, the likeliest first."""
+    """The streams that an attacker tries, the likeliest first."""
     yield Stream("torch's own generator as loading the run leaves it", loaded)
     for purpose in PURPOSES:
         yield Stream(f"the config's seed for {purpose!r}", seed_of(seed, purpose))
@@ -91,7 +91,7 @@ def tries(channel: Channel, public: Channel, z: Tensor, x: Tensor, candidates: I
 
 
 def predicted_stream(found: Iterator[tuple[str, float]]) -> str | None:
-    """Which stream the noise comes from; None if it is none of those tried, or if there is no noise."""
+    """A sentence that names the stream from which the noise comes; None if no stream fits, or if there is no noise."""
     return next((f"the noise is that of {name}" for name, t in found if t > CERTAIN), None)
 
 

@@ -50,17 +50,17 @@ class Trial:
     own: dict[str, ImageSet]
     """The images that an attack may ask for."""
     digests: dict[str, str]
-    """Of these images; of very many it takes a while."""
+    """The digests of these images, kept because to hash very many images takes a while."""
     neighbours: dict[str, dict[str, float]]
-    """Near-duplicates of test images among them: facts for the record of an attack."""
+    """How many near-duplicates of test images are among these images: facts for the record of an attack."""
     to_improve: dict[Any, Any]
-    """For attacks that improve the answers of another one, by their configs: the config of the other."""
+    """For each attack that improves the answers of another one: its config, and the config of the other."""
     fitted: dict[Any, Attack] = field(default_factory=dict)
-    """Those of the others that are fitted already, by their configs: each is, once."""
+    """The improved attacks that are fitted already, by their configs. Each is fitted once."""
 
 
 def attack_run(run: Run, splits: Splits, device: torch.device, only: Sequence[Any] | None = None) -> dict[str, str]:
-    """Attack a trained run, or with `only` run no others than these attacks; gives those skipped, with the reason."""
+    """Run a trained run's attacks, or only those in `only`. Returns the skipped ones with the reason."""
     shelf = run.folder.parent / SHELF
     return attack_all(run, trained_weights(run), lambda: victim_of(run, splits, device), shelf, only)
 
@@ -70,7 +70,8 @@ def attack_all(
 ) -> dict[str, str]:
     """Run every attack of `kept`, and of the suites begun there, that has not been run on this digest.
 
-    The victim is made only if there is an attack to run. Judges are kept on the shelf. Gives those skipped, with the reason.
+    The victim is made only if there is an attack to run. Judges are kept on the shelf. Returns the skipped attacks with the
+    reason.
     """
     begin_suite_of(kept.folder / "attacks", kept.config.attacks)
     found = standing(kept, digest, only)
@@ -157,7 +158,7 @@ def fit(trial: Trial, config: Any, attack: Attack) -> None:
 
 
 def fitted(trial: Trial, config: Any) -> Attack:
-    """The attack that another one improves. It is fitted here if that was done by an earlier process."""
+    """The attack that another one improves. If an earlier process fitted it, it is fitted again here."""
     if config not in trial.fitted:
         attack = build_attack(config, trial.victim.seed)
         restrict(attack, trial.victim)
@@ -166,7 +167,7 @@ def fitted(trial: Trial, config: Any) -> Attack:
 
 
 def restrict(attack: Attack, victim: Victim) -> None:
-    """Take from an attack's knowledge what nobody can know of this victim, and what it can do without."""
+    """Take from an attack's knowledge what nobody can know of this victim, where the attack can do without it."""
     if "channel" in victim.lacks:  # it helps every attack that remains to be run, and none of them needs it
         attack.requires = replace(attack.requires, channel=False)
     if "any_image" in victim.lacks:  # an attack that would change its images does without
@@ -187,7 +188,7 @@ def trial_of(victim: Victim, configs: Sequence[Any], lists: Sequence[Sequence[An
 
 
 def victim_of(run: Run, splits: Splits, device: torch.device, parts: Parts | None = None) -> Victim:
-    """A trained run as what is under attack; `parts` where they are loaded already."""
+    """The Victim of a trained run; `parts` are its model and channel if they are loaded already."""
     model, channel, _ = parts or load_parts(run, splits, device)
     images = splits.test, splits.auxiliary, splits.task
     return Victim(

@@ -36,7 +36,7 @@ def observe(
 def releases(
     model: SplitModel, channel: Channel, x: Tensor, threat: ThreatModel, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """What is sent of each image as often as this attacker sees it, [n, r, *z_shape]; and of near-duplicates the shifts."""
+    """The releases [n, r, *z_shape] of each image that this attacker sees; and the shifts, if these are of near-duplicates."""
     if threat.near_duplicates:
         frames, shifts = burst(x, threat.observations, generator)
         return torch.stack([channel.send(model.edge(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts
@@ -45,7 +45,7 @@ def releases(
 
 
 def on_the_wire(parts: Parts | Victim, images: DeviceImages, seed: int) -> Tensor:
-    """What the devices sent, once for each image: [n, *z_shape]; its noise is not that of the observations."""
+    """One release of each image, [n, *z_shape]: what attackers capture. Its noise is not that of the observations."""
     generator = stream(images.device, seed, "wire")
     sent, done = torch.empty(0), 0
     for x, observation in observe(parts.model, parts.channel, images, ThreatModel(), generator):

@@ -55,7 +55,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def suite_of(attacks: tuple[Any, ...]) -> str | None:
-    """The suite that these attacks are, all of them; None for any other list."""
+    """The name of the suite that has exactly these attacks; None if there is none."""
     return next((name for name in SUITES if attacks == suite(name)), None)
 
 

@@ -46,35 +46,36 @@ class AttackRecord:
     """What attack.json says: which attack it was, what it knew and how its training went."""
 
     attack: str
-    """What it is called in this run: its label, or its method."""
+    """The attack's name in this run: its label, or its method if it has no label."""
     method: str
     seed: int
-    """That of the run; the attack's own is drawn from it."""
+    """The seed of the run, from which the attack's own seed is made."""
     options: dict[str, Any]
     weights_sha256: str
-    """The weights that it attacked."""
+    """Digest of the weights that it attacked."""
     threat: ThreatModel
     n_images: int
-    """Test images that it rebuilt."""
+    """The number of test images that it rebuilt."""
     test_sha256: str | None = None
-    """Which images these were; None where this was not written down."""
+    """Digest of these images; None where this was not written down."""
     auxiliary_images: int | None = None
-    """Images of its own that it had; None where this was not written down."""
+    """The number of images that the attacker had of its own; None where this was not written down."""
     auxiliary_sha256: str | None = None
+    """Digest of these images."""
     losses: tuple[float, ...] = ()
-    """Its own loss over its training, if it trains."""
+    """The attack's own loss in the course of its training; empty if it does not train."""
     held_out: tuple[float, ...] = ()
-    """Its error on images of its own that it did not learn from, over the same training."""
+    """Its error, in the same course, on images of its own that it did not learn from."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What its method notes for the flags, such as `eot_gain`."""
+    """Numbers that its method notes for the flags, such as `eot_gain`."""
     seconds: float
     probes: Probes = field(default_factory=dict)
-    """What probes read from its reconstructions."""
+    """How well probes read attributes from its reconstructions."""
     device: str = ""
 
     @property
     def images_used(self) -> int:
-        """Images of its own that it learned from: those it had, or as many of them as its option `images` says (0 is all)."""
+        """The number of its own images that it learned from: all, or as many as its option `images` allows (0 allows all)."""
         had = self.auxiliary_images or 0
         return min(had, int(self.options.get("images") or had))
 
@@ -90,10 +91,10 @@ class AttackResult(AttackRecord):
     psnr: float
     psnr_ci95: Interval
     residual_share: float | None = None
-    """What is wrong beyond the class's mean, as a share of all there is beyond it."""
+    """The part of an image that its class mean does not explain: how much of this the attack got wrong, as a share."""
     lpips: float | None = None
     recognised: float | None = None
-    """What judges said; judges.py explains this one and the next six."""
+    """The share of the images that the judge recognises; judges.py explains this field and the next six."""
     recognised_original: float | None = None
     identity_cosine: float | None = None
     identity_others: float | None = None
@@ -106,18 +107,18 @@ class AttackResult(AttackRecord):
 
     @property
     def finite(self) -> bool:
-        """True if it gave a number; an attack that diverged did not."""
+        """True if the attack gave a number; one that diverged did not."""
         return isfinite(self.mse)
 
     @property
     def standard_error(self) -> float:
-        """Of the mean MSE, over images."""
+        """The standard error of the mean MSE over images."""
         return (self.mse_ci95[1] - self.mse) / 1.96
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """Each image's best reconstruction over all attacks: means, the unluckiest twentieth, and intervals of both."""
+    """Each image's best reconstruction over all attacks. `mse` is a mean, `mse_q05` bounds the unluckiest twentieth."""
 
     attacks: tuple[str, ...]
     n_images: int
@@ -146,13 +147,13 @@ class Certificate:
     unit: str
     """"MSE" (a lower bound), "bits" or "epsilon" (upper bounds)."""
     holds_for: int
-    """Releases of one image with fresh noise, at most."""
+    """The bound holds for up to so many releases of one image, each with fresh noise."""
     assumptions: tuple[str, ...]
-    """Plain sentences; without them the value says nothing."""
+    """What is assumed, in plain sentences; the value says nothing where one of them is wrong."""
     proved: bool
     """False where an assumption is about images at large and cannot be checked."""
     per_class: tuple[float, ...] | None = None
-    """The same for each class; NaN for a class with less than two images."""
+    """The value for each class alone; NaN for a class with less than two images."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,9 @@ class EdgeAlone:
     """A small head in the place of the cloud, which learned from what is sent; edge_alone.py says how."""
 
     accuracy: float
-    """On the test images, as a fraction."""
+    """The head's accuracy on the test images, as a fraction."""
     images: int
-    """That the head learned from."""
+    """The number of images that the head learned from."""
     parameters: int
     """Numbers in the head's weights."""
 
@@ -170,7 +171,7 @@ class EdgeAlone:
 @dataclass(frozen=True)
 class RaisedFlag:
     flag: str
-    """Its name in flags.py."""
+    """The flag's name; docs/flags.md explains each."""
     detail: str
     """What raised it."""
 
@@ -190,28 +191,28 @@ class Summary:
     name: str
     seed: int
     accuracy: float
-    """With the channel on, as a fraction; NaN where an audit has no labels or no cloud."""
+    """The accuracy with the channel on, as a fraction; NaN where an audit has no labels or no cloud."""
     accuracy_ci95: Interval
     n_test: int
     ceiling_mse: float
     """The error of an attacker who sees nothing and guesses the mean of its own images."""
     sigma: float | None
-    """Standard deviation of the channel's Gaussian noise; None without."""
+    """Standard deviation of the channel's Gaussian noise; None if it has none."""
     bits: float | None
     """The rate bound; None where no finite bound holds."""
     attacks: dict[str, AttackResult]
     suite: str | None = None
     """The suite that the run is held to: the one that `evaluate` was asked for, else the largest that was begun."""
     suite_version: str | None = None
-    """A digest of that suite's attacks and their options; None where this was not written down."""
+    """Digest of that suite's attacks and their options; None where this was not written down."""
     unfinished: tuple[str, ...] = ()
     """Attacks of the run's own list that were begun or asked for and are not finished."""
     incomplete: tuple[str, ...] = ()
-    """Attacks of that suite that are neither finished with a number nor skipped: nothing can be passed on such a summary."""
+    """Attacks of that suite that neither gave a number nor were skipped. If there are any, no condition passes."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Attacks of the suite that make no sense for this run, with the reason."""
     worst_case: WorstCase | None = None
-    """None where no attack gave a number, and in files of before there was one."""
+    """None where no attack gave a number, and in old files."""
     no_lpips: str | None = None
     """Why LPIPS was not measured."""
     recognised_original: float | None = None
@@ -225,22 +226,22 @@ class Summary:
     certificates: tuple[Certificate, ...] = ()
     defences: tuple[str, ...]
     reports: tuple[dict[str, Any], ...] = ()
-    """What each defence reports of itself, such as its guarantees."""
+    """What each defence reports about itself, such as its guarantees."""
     surrogate: str | None
-    """Of CEM; None for a run without."""
+    """The name of CEM's surrogate; None for a run without CEM."""
     strength: float
     tau: float | None
     variance_histogram: tuple[int, ...]
     histogram_range: tuple[float, float, int]
     """log10 of the lowest and the highest variance, and the number of bins."""
     acting: dict[str, bool]
-    """False for a defence that changes nothing."""
+    """By the name of each defence: False if it changes nothing."""
     cost: dict[str, Cost]
-    """Of the edge and of the cloud."""
+    """What "edge" and "cloud" cost."""
     latency: Latency | None = None
-    """Of the edge on the CPU that evaluated; None where it cannot be run there, and in files of before it was measured."""
+    """How long the edge takes on the CPU that evaluated; None where it cannot be run there, and in old files."""
     edge_alone: EdgeAlone | None = None
-    """None without labels, and in files of before it was measured."""
+    """How far the edge gets without the cloud; None without labels, and in old files."""
     z_shape: tuple[int, ...]
     config_sha256: str
     weights_sha256: str
@@ -248,9 +249,9 @@ class Summary:
     """False if a weight is NaN or infinite."""
     splits: dict[str, Part]
     layout: str = ""
-    """Which images the attacker's are some of (`splits.attacker`); empty where this was not written down, and for an audit."""
+    """Where the attacker's images come from (`splits.attacker`); empty where this was not written down, and for an audit."""
     environment: dict[str, Any]
-    """Of the training."""
+    """The software and hardware that trained the model."""
     measured_by: dict[str, Any] = field(default_factory=dict)
     """The version and commit of the splitveil that evaluated; empty where this was not written down."""
     flags: tuple[RaisedFlag, ...] = ()
@@ -262,7 +263,7 @@ class Summary:
 
     @property
     def flag_names(self) -> list[str]:
-        """Each flag that was raised, once, by name."""
+        """The names of the flags that were raised, each once."""
         return sorted({raised.flag for raised in self.flags})
 
 

@@ -31,20 +31,20 @@ from splitveil.evaluation.which_attacks_count import NO_USE
 
 Grade = Literal["exposed", "traces", "hidden", "not established"]
 HALF, TENTH = 0.5, 0.1
-"""More is there than is missing; and the least difference that the flags of this project take for one."""
+"""From HALF on, more of an image is rebuilt than is missing. TENTH is the least difference that the flags count as one."""
 NEIGHBOURS = "neighbours-in-attacker-images"
 AT_LEAST = "The evaluation is incomplete or flagged: what leaks is at least this much."
 REMEMBERED = "The attacker has near-copies of test images: a part of this may be remembered and not rebuilt."
 
 
 class Share(NamedTuple):
-    """How much of the way from not listening to having the images the attacks have gone."""
+    """How far the attacks have come on the way from not listening (0) to having the images (1)."""
 
     value: float
     at_most: float
     """The unlucky end of its 95 % interval."""
     reached: float
-    """What was measured, before it is set against what is known without listening."""
+    """The measured number, before what is known without listening is subtracted."""
     fact: str
     """A sentence with the numbers."""
 
@@ -59,7 +59,7 @@ class Verdict:
     doubts: tuple[str, ...]
     """Why the evaluation cannot give a green light; empty if it can."""
     shares: dict[str, float]
-    """Of each measure that was taken: 0 as without listening, 1 as with the images themselves."""
+    """By the name of each measure that was taken: 0 is what one knows without listening, 1 is having the images themselves."""
 
     def __str__(self) -> str:
         return f"{self.grade}: {self.headline}"
@@ -110,12 +110,12 @@ def wrong_share(attack: AttackResult) -> tuple[float, str]:
 
 
 def beyond_class(attack: AttackResult) -> float:
-    """What it gets right of that."""
+    """What an attack gets right of what tells an image from its class mates, as a share."""
     return share_of(1 - wrong_share(attack)[0], 0.0, 1.0)
 
 
 def listening(attacks: list[AttackResult]) -> list[AttackResult]:
-    """The attacks that look at z; all, where only floors were run."""
+    """The attacks that look at z; if only floors were run, all attacks."""
     return [attack for attack in attacks if attack.method not in FLOORS] or attacks
 
 
@@ -129,7 +129,7 @@ def detail(attacks: list[AttackResult]) -> Share:
 
 
 def floor_ssim(attacks: list[AttackResult]) -> float:
-    """The highest SSIM without listening; 0, that of unrelated images, where no floor was run."""
+    """The highest SSIM without listening. Where no floor was run it is 0, the SSIM of unrelated images."""
     return max((attack.ssim for attack in attacks if attack.method in FLOORS), default=0.0)
 
 
@@ -171,7 +171,7 @@ def image(attacks: list[AttackResult]) -> Share | None:
 
 
 def judged(attacks: list[AttackResult], judgement: str, known: float, original: float, fact: str) -> Share:
-    """The share of a judgement that is yes or no for each image, of the attack with the highest."""
+    """The share of images with the answer yes, for the attack with the highest such share."""
     best = max(attacks, key=lambda attack: getattr(attack, judgement))
     reached = getattr(best, judgement)
     most = wilson(round(reached * best.n_images), best.n_images)[1]
@@ -180,7 +180,7 @@ def judged(attacks: list[AttackResult], judgement: str, known: float, original: 
 
 
 def most_frequent(summary: Summary, attribute: str) -> float:
-    """How often always saying the most frequent value is right; 0, which hides nothing, where no probe has counted."""
+    """How often a guess at the most frequent value is right. Where no probe has counted it is 0, which hides no leak."""
     return summary.probes.get(attribute, {}).get("majority", 0.0)
 
 

@@ -22,8 +22,8 @@ from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 LOG, FOLDER, DEFENCES, ACCURACY = "log", "folder", "defences", "accuracy"
-"""What may be lacking beside the fields of a ThreatModel: the training's log, a run folder that the device loads, the defences as
-objects, labels and scores."""
+"""Keys of `Victim.lacks` beside the fields of a ThreatModel: the log of the training, a run folder that the device loads, the
+defences as objects, and what accuracy needs (labels and scores)."""
 
 
 class NoCloud(nn.Module):
@@ -48,13 +48,14 @@ class Victim:
     seed: int
     device: torch.device
     digest: str
-    """Of all that decides an attack's outcome beside its own options; attacks on another digest do not count."""
+    """Digest of all that decides an attack's outcome, except its own options. Attacks on another digest do not count."""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """What cannot be known or measured here, with why: fields of ThreatModel, and those named above. Empty for a run."""
+    """What cannot be known or measured here, with the reasons. Keys are fields of ThreatModel and the names above. A run lacks
+    nothing."""
     opaque: bool = False
-    """True if nothing is known of the edge but its answers: neither parameters nor operations can be counted."""
+    """True if only the edge's answers are known, so that neither its parameters nor its operations can be counted."""
     classified: ImageSet | None = None
-    """The private images that accuracy is measured on, where they are more than those that are rebuilt."""
+    """The private images on which accuracy is measured, if these are more than `test`."""
     z_itemsize: int = 4
     """Bytes of one number of z as it is sent."""
 
@@ -68,7 +69,7 @@ class Victim:
 
 
 class Settings(Protocol):
-    """What results need to know of a config."""
+    """The part of a config that is needed to keep results."""
 
     @property
     def name(self) -> str: ...

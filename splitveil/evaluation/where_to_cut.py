@@ -33,7 +33,7 @@ class Leak:
     mse: float
     ssim: float
     of_ceiling: float
-    """Its MSE as a share of that of the mean of the attacker's images, which needs no z: 1 is no leak to this attack."""
+    """The attack's MSE as a share of the error of the mean image, which needs no z. At 1 this attack finds no leak."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Cut:
     at: str
     z_shape: tuple[int, ...]
     bytes: int
-    """Sent for one image, in float32."""
+    """The bytes that are sent for one image, in float32."""
     macs: int
-    """Multiply-adds of the edge for one image."""
+    """The multiply-adds that the edge makes for one image."""
     parameters: int
     """Numbers in the edge's weights."""
     leak: Leak | None = None
@@ -70,7 +70,7 @@ def where_to_cut(
 
 
 def leak_of(edge: nn.Module, own: Tensor, private: Tensor) -> Leak:
-    """What somebody who has `own` images and can send them learns to rebuild of the private ones."""
+    """How well somebody who can send `own` images through the edge learns to rebuild the private ones."""
     z, z_private = features(edge, own), features(edge, private)
     rebuilt = linear_answers(z, own.flatten(1), z_private).clamp(0, 1).view_as(private)
     error, ceiling = mse(rebuilt, private).mean(), mse(own.mean(0, keepdim=True).expand_as(private), private).mean()

@@ -43,11 +43,12 @@ class Incomplete(UserError):
 
 
 class Target(NamedTuple):
-    """What attacks are run on. Images that are None are not compared: a folder may not say which they were."""
+    """The weights and images that attacks are run on. Images that are None are not compared: some folders do not name them."""
 
     weights: str
-    """Their digest."""
+    """Digest of the weights."""
     test: Part | None = None
+    """The test images."""
     auxiliary: Part | None = None
     """The attacker's images."""
 
@@ -59,35 +60,35 @@ class Place(NamedTuple):
     name: str
     folder: Path
     may_skip: bool = False
-    """True for an attack of a suite: it is skipped where it makes no sense."""
+    """True for an attack of a suite, which may be skipped where it makes no sense."""
 
 
 class Standing(NamedTuple):
     """What has become of attacks on a target."""
 
     done: dict[str, Path]
-    """Folders of those that count, by name."""
+    """The attacks that count: their folders by name."""
     skipped: dict[str, str]
-    """Why others of the wanted make no sense for this run, or failed in it; those that failed are also missing."""
+    """Wanted attacks that make no sense for this run or failed in it, with the reason. Those that failed are in `missing` too."""
     missing: list[Place]
-    """Those of the wanted that are still to be run."""
+    """Wanted attacks that are still to be run."""
 
 
 def target_of(weights: str, splits: Mapping[str, Part]) -> Target:
-    """The target that weights and the parts of a data set are."""
+    """The Target of a digest of weights and the parts of a data set."""
     return Target(weights, splits.get("test"), splits.get("auxiliary"))
 
 
 def target_in(folder: Path, weights: str) -> Target:
-    """The target that weights and splits.json of a folder are, where it has one."""
+    """The Target of a digest of weights and the images that splits.json of the folder names, if there is one."""
     path = folder / "splits.json"
     parts = parse_table(verified(folder, "splits.json"), path) if path.exists() else {}
     return target_of(weights, {name: Part(**part) for name, part in parts.items()})
 
 
 def recorded(attacks: Path, file: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """What attack.json or skipped.json of each folder says. What is damaged, which is told, or computed from what has changed
-    since, counts as never run."""
+    """Each attack's folder and what its attack.json or skipped.json says. An attack counts as never run if it is damaged (a line
+    then warns), or if it was computed from files that have changed since."""
     for folder in attack_folders(attacks):
         if (why := why_void(folder)) is not None:
             warn_once(why)
@@ -96,7 +97,7 @@ def recorded(attacks: Path, file: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def finished(attacks: Path, target: Target) -> dict[str, Path]:
-    """Folders of all attacks that were finished on the target, by name; of two with one name, one goes by its folder's."""
+    """Folders of all attacks that were finished on the target, by name; of two with one name, the second goes by its folder's."""
     found: dict[str, Path] = {}
     for folder, old in recorded(attacks, "attack.json"):
         if is_on(old, target):
@@ -191,14 +192,14 @@ def failed(old: dict[str, Any]) -> bool:
 
 
 def is_of(old: dict[str, Any], config: Any) -> bool:
-    """True if a file speaks of this attack; an option that did not exist yet had its default."""
+    """True if a file is about this attack. An option that the file does not know had its default."""
     method = old.get("method", old["attack"])
     options = options_of(type(config)()) | old["options"]
     return method in (type(config).method, label_of(config)) and options == options_of(config)
 
 
 def has_images(old: dict[str, Any], config: Any, target: Target) -> bool:
-    """True if an attack had the images that it would be given now, as far as that is known."""
+    """True if an attack had the images that it would be given now, as far as its file says which they were."""
     had, given = old.get("auxiliary_sha256"), target.auxiliary
     return asked_images(config) != SAME_DISTRIBUTION or had is None or given is None or had == given.sha256
 

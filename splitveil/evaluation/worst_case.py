@@ -17,7 +17,8 @@ from splitveil.evaluation.summary import Summary, WorstCase
 DRAWS = 1000
 UNLUCKY = 0.05
 METRICS = {"mse": (np.fmin, UNLUCKY), "ssim": (np.fmax, 1 - UNLUCKY), "psnr": (np.fmax, 1 - UNLUCKY)}
-"""How each metric is combined over attacks (NaN, of an attack that diverged, loses), and on which side the unlucky lie."""
+"""For each metric: how it is combined over attacks (an attack that diverged has NaN and never wins), and the quantile of the
+unluckiest twentieth."""
 CHUNK = 2_000_000
 """Numbers that are resampled at once: 16 MB."""
 

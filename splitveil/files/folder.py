@@ -36,7 +36,7 @@ NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 BINARY = getattr(os, "O_BINARY", 0)
 LARGEST_HEADER = 100_000_000
-"""Bytes that safetensors allows for the header of a file."""
+"""Most bytes that safetensors allows for the header of a file."""
 PATIENCE = 10.0
 """Seconds that a short command waits for another one to finish with a folder."""
 
@@ -98,7 +98,7 @@ def put(staged: Staged) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a rename is otherwise lost with the power."""
+    """Bring the names in a folder to the disk; otherwise a power cut undoes a rename."""
     if os.name == "posix":
         opened = os.open(folder, os.O_RDONLY | CLOEXEC)
         try:
@@ -202,7 +202,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def taken(opened: int) -> bool:
-    """True if the lock is ours now."""
+    """Try to take the lock on an open file; True if it is ours now."""
     assert fcntl is not None
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,10 +18,10 @@ from splitveil.options import UserError
 MOST = 2**28
 """Bytes of a file that is read as a whole, unless its reader knows better: the largest official one has 154 MB."""
 GIB = 16.0
-"""Images of one part of a data set, as they lie in memory, may take so many GiB together."""
+"""All images of one part of a data set may take so many GiB of memory."""
 VARIABLE = "SPLITVEIL_MAX_GIB"
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-"""They open a pipe that nobody writes to at once, instead of waiting for a writer. The last one is for Windows."""
+"""Flags with which a pipe that has no writer is opened at once instead of waiting. The last one is for Windows."""
 KINDS = {stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
 
 
@@ -56,7 +56,7 @@ def read_bytes(path: str | Path, most: int = MOST) -> bytes:
 
 
 def written(size: float) -> str:
-    """A number of bytes for people: 1.1 TB."""
+    """A number of bytes as people write it: 1.1 TB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -28,11 +28,11 @@ class Entry:
 
     sha256: str
     means: str | None = None
-    """Digest of what decides anything that is computed from it, where that is not every byte."""
+    """Digest of the part of the file that decides what is computed from it, if that is not every byte."""
     come_from: dict[str, str] = field(default_factory=dict)
-    """Files that it was computed from, with the digests that they had."""
+    """The files from which this one was computed, with the digests that they had."""
     size: int | None = None
-    """The sha256 is of so many bytes from the start: the file still grows. None if it is of all of them."""
+    """The sha256 covers so many bytes from the start, for a file that still grows. None if it covers all."""
 
     @property
     def digest(self) -> str:
@@ -59,7 +59,7 @@ class Manifest:
     folder: Path
     files: dict[str, Entry] = field(default_factory=dict)
     next: dict[str, Entry | None] = field(default_factory=dict)
-    """What a step is about to put in place; None for a file that it removes."""
+    """By file: the Entry that a step is about to put in place; None for a file that it removes."""
 
     @classmethod
     def of(cls, folder: Path) -> "Manifest | None":
@@ -115,7 +115,7 @@ class Manifest:
         return data
 
     def settle(self) -> None:
-        """Decide, after a kill, which of the two each file has become. A file that is neither keeps its older entry."""
+        """Decide, after a kill, whether each file is the old or the new one. A file that is neither keeps its older entry."""
         for name, entry in self.next.items():
             path = self.folder / name
             there = path.is_file() and not path.is_symlink()
@@ -133,7 +133,7 @@ def check_name(name: str) -> None:
 
 
 def own_digest(table: dict[str, Any]) -> str:
-    """So that damage to the manifest is not taken for damage to the files."""
+    """Digest of the manifest itself, so that damage to it is not taken for damage to the files."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,7 +164,7 @@ IN_AN_AUDIT = {
     "attacks/": "the same `splitveil audit` with --out {folder} runs this attack again",
     "summary.json": "the same `splitveil audit` with --out {folder} writes it again",
 }
-"""The same in the folder of an audit, where it differs."""
+"""As LOST, for files in the folder of an audit for which something else is to be done."""
 
 
 def remedy(folder: Path, name: str) -> str:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 PURPOSE = b"splitveil manifest, schema 1\n"
-"""Signed before the manifest, so that a signature made for something else is none for a folder."""
+"""These bytes are signed in front of the manifest, so that a signature made for something else is not one for a folder."""
 
 
 def needed() -> tuple[Any, Any]:
-    """The parts of `cryptography` that are used here, which is an extra."""
+    """The parts of `cryptography` that are used here; an error says how to install this extra."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -7,7 +7,7 @@ from splitveil.manifest.listing import NAME, Damaged, Manifest, check_name, fold
 from splitveil.registry import UserError
 
 SHOWN = ("report.html",)
-"""Files that nothing is computed from: they show what others say."""
+"""Files from which nothing is computed: they show what other files say."""
 
 
 def verified(folder: Path, name: str) -> bytes:

@@ -35,14 +35,14 @@ class PerImage:
     higher_hides: bool
     """True if a higher value means that less leaked."""
     equal: float | None
-    """Its value for equal images, the worst for privacy; None if it does not compare the two."""
+    """The metric's value for equal images, the worst for privacy; None if it does not compare two images."""
     unit: str
     by_class: bool
     """True if it needs all images at once, with their classes: measure(rebuilt, x, labels, classes)."""
 
 
 PER_IMAGE: dict[str, PerImage] = {}
-"""Those of the modules imported so far; `per_image_metrics` imports them all."""
+"""The metrics of the modules that were imported so far; `per_image_metrics` imports all modules."""
 
 
 def per_image(name: str, *, higher_hides: bool, equal: float | None, unit: str = "", by_class: bool = False) -> Callable[[F], F]:

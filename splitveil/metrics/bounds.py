@@ -51,7 +51,7 @@ STEP = 1 / 255
 BLOCK = 2000
 """Images of a known set. More are cut into sets of this size; an attacker who is told which of them it is does no worse."""
 DRAWS = 4
-"""Releases of each image that the error over a known set is averaged over."""
+"""The error over a known set is averaged over so many releases of each image."""
 
 
 class Rates(NamedTuple):

@@ -20,9 +20,9 @@ from splitveil.compute.pick_device import processor
 from splitveil.split_model import SplitModel, in_mode
 
 TURNS, WARM = 15, 3
-"""Images that the edge is timed with, and those before them that are not counted."""
+"""The edge is timed with TURNS images, after WARM images that are not counted."""
 SECONDS = 2.0
-"""After which a slow edge is timed with no further image."""
+"""After so many seconds a slow edge is timed with no further image."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Cost:
     """The cost of one half."""
 
     parameters: int | None
-    """Numbers in its weights; None where they are not known, as in an audit of a black box."""
+    """Numbers in the weights of the half; None if they are not known, as in an audit of a black box."""
     macs: int | None
     """Multiply-adds for one image; None where they are not known."""
     bytes: int
@@ -44,9 +44,9 @@ class Latency:
     milliseconds: float = field(compare=False)
     """Median over images. No two timings are equal, so that two summaries of the same run are equal without it."""
     threads: int
-    """Of torch, while it was timed."""
+    """The number of torch's threads while the edge was timed."""
     processor: str
-    """As it names itself; it says nothing about the device that will run the edge."""
+    """The name of the CPU on which the edge was timed. The device that will run the edge may be another."""
 
 
 def count(module: nn.Module, x: Tensor) -> tuple[int, Tensor]:
@@ -75,7 +75,7 @@ def cost(model: SplitModel, with_cloud: bool = True) -> dict[str, Cost]:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """So many threads of torch, and afterwards as many as before."""
+    """Within this context torch has `number` threads, and afterwards as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -24,7 +24,7 @@ def mse(x: Tensor, y: Tensor) -> Tensor:
 
 @per_image("psnr", higher_hides=False, equal=100.0, unit="dB")
 def psnr(x: Tensor, y: Tensor) -> Tensor:
-    """In dB; 100 dB for identical images, so that means stay finite."""
+    """PSNR of each image in dB; 100 dB for identical images, so that means stay finite."""
     return -10 * mse(x, y).clamp_min(1e-10).log10()
 
 
@@ -39,7 +39,7 @@ Border = Literal["reflect", "zeros"]
 
 @per_image("ssim", higher_hides=False, equal=1.0)
 def ssim(x: Tensor, y: Tensor, size: int = 11, sigma: float = 1.5, border: Border = "reflect") -> Tensor:
-    """What lies beyond the border is the mirrored image, or zeros."""
+    """SSIM of each image. Beyond the border lies the mirrored image, or zeros."""
     if min(x.shape[-2:]) <= size // 2:
         raise ValueError(f"ssim needs images of more than {size // 2} x {size // 2} pixels, got {tuple(x.shape[-2:])}")
     c = x.shape[1]

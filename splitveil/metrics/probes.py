@@ -27,7 +27,7 @@ from splitveil.rng import seed_of, stream
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Candidates for the regularisation; features have variance 1."""
 WIDTH, EPOCHS, SIZE, LR = 128, 30, 128, 1e-3
-"""Of the mlp: hidden units, epochs, batch, Adam's learning rate."""
+"""Settings of the probe `mlp`: hidden units, epochs, batch, Adam's learning rate."""
 FEWEST, MOST = 20, 4000
 """Images that a probe needs at least, and with which a run is probed at most. The time of ridge regression grows with the cube of
 half of them, and 2,000 guesses tell the accuracy to 2 %."""
@@ -126,7 +126,7 @@ def probe(kind: str, features: Tensor, attribute: Tensor, seed: int) -> Probed:
 
 
 def chosen(n: int, seed: int) -> Tensor:
-    """Which of n images a run is probed with; all where there are not too many."""
+    """Indices of the images, out of n, on which a run is probed; all if there are not too many."""
     return torch.randperm(n, generator=stream("cpu", seed, "probed"))[:MOST].sort().values
 
 

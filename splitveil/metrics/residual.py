@@ -24,7 +24,7 @@ from splitveil.metrics import per_image
 
 ROWS = 64
 PIXELS = 65_536
-"""Of each image at a time: of large images, all at once would take the memory of six copies of them."""
+"""So many pixels of each image are worked on at once: all pixels of large images would take the memory of six copies."""
 
 
 def less_class_mean(images: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -28,9 +28,9 @@ from splitveil.options import option
 from splitveil.registry import MODELS
 
 HALVED_FROM = 14
-"""Pixels on a side from which on an image is halved before attention."""
+"""An image with at least so many pixels on a side is halved before attention."""
 HEADS = 4
-"""Of a transformer block; fewer where its channels cannot be shared out among so many."""
+"""Heads of a transformer block; fewer if its channels cannot be divided among so many."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from splitveil.options import option
 from splitveil.registry import MODELS, UserError
 
 SMALLEST = 4
-"""Pixels below which an image is halved no further."""
+"""An image with fewer pixels on a side is halved no further."""
 BLOCKS = 3
 """The most residual blocks; what else must be halved is the stem's work."""
 Conv = Callable[[int, int, int], nn.Sequential]  # inputs, outputs, stride -> a convolution with its norm and ReLU
@@ -55,7 +55,7 @@ def full(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 def separable(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """The same in two steps: within each channel, then across channels."""
+    """As `full`, in two steps: a convolution within each channel, then one across channels."""
     within = nn.Conv2d(inputs, inputs, 3, stride, padding=1, groups=inputs, bias=False)
     across = nn.Conv2d(inputs, outputs, 1, bias=False)
     return nn.Sequential(within, nn.BatchNorm2d(inputs), across, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))

@@ -21,21 +21,21 @@ from splitveil.runs import Run
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One run as the report shows it."""
+class ReportedRun:
+    """A run, and all that the report says about it."""
 
     label: str
     """The run's name, told apart from others of the same name."""
     slot: int
-    """Its place in the report; decides its colour everywhere."""
+    """The run's place in the report, which decides its colour everywhere."""
     folder: Path
     summary: Summary
     curves: list[dict[str, Any]]
-    """One line an epoch, in order."""
+    """The lines of metrics.jsonl, one for each epoch."""
     epochs: int
     """How many epochs its config asks for; 0 for an audit, which trains nothing."""
     config_text: str
-    """Of an audit, what was audited and how."""
+    """The run's config as TOML; for an audit, what was audited and how."""
     weights_now: str | None
     """Digest of the weights that lie in the folder now; None where there are none, as in an audit."""
 
@@ -54,7 +54,7 @@ class Shown:
         return self.summary.splits["test"].sha256
 
 
-def read_runs(folders: list[Path]) -> list[Shown]:
+def read_runs(folders: list[Path]) -> list[ReportedRun]:
     if not folders:
         raise UserError("a report needs at least one run folder, such as runs/demo/bottleneck")
     trainings = [training_of(folder) for folder in folders]  # first: a folder that is no run is told as such
@@ -63,7 +63,7 @@ def read_runs(folders: list[Path]) -> list[Shown]:
     for slot, (folder, training, summary, label) in enumerate(zip(folders, trainings, summaries, distinct_labels(summaries))):
         # Weights may be removed when a run was measured: they are large, or nobody else's to have.
         weights = weights_digest(folder) if (folder / WEIGHTS).exists() else None
-        shown.append(Shown(label, slot, folder, summary, *training, weights))
+        shown.append(ReportedRun(label, slot, folder, summary, *training, weights))
     return shown
 
 
@@ -104,7 +104,7 @@ def without_paths(toml: str) -> str:
 
 
 def percent(share: float) -> float:
-    """As it is printed, so that differences of printed numbers come out right."""
+    """A share in percent, rounded as it is printed, so that differences of printed numbers come out right."""
     return round(100 * share, 1)
 
 
@@ -113,7 +113,7 @@ def small(value: float) -> str:
     return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.2g}"
 
 
-def comparison(runs: list[Shown]) -> tuple[str, str]:
+def comparison(runs: list[ReportedRun]) -> tuple[str, str]:
     """How the runs compare in one sentence, and what it rests on."""
     attacked = [run for run in runs if run.strongest is not None]
     if not attacked:
@@ -150,21 +150,21 @@ def comparison(runs: list[Shown]) -> tuple[str, str]:
     return f"{least.label} leaks least{price(least, first)}.", detail
 
 
-def set_apart(runs: list[Shown]) -> list[str]:
+def set_apart(runs: list[ReportedRun]) -> list[str]:
     """Why runs that `report --anyway` shows do not compare with the first of them, a sentence each."""
     first, *others = runs
     found = [(run, differences(first.summary, run.summary)) for run in others]
     return [f"{run.label} does not compare with {first.label}: {'; '.join(why)}." for run, why in found if why]
 
 
-def best_attack(run: Shown) -> AttackResult:
+def best_attack(run: ReportedRun) -> AttackResult:
     """The strongest attack on a run that was attacked."""
     assert run.strongest is not None
     return run.strongest
 
 
-def alone(run: Shown) -> tuple[str, str]:
-    """What there is to say of a single run."""
+def alone(run: ReportedRun) -> tuple[str, str]:
+    """The two sentences about a run that stands alone in its report."""
     best, others, accuracy = best_attack(run), len(run.summary.attacks), run.summary.accuracy
     which = f"the strongest of {others} attacks" if others > 1 else "the only attack"
     right = f"; the model is right on {percent(accuracy)} % of the test images" if isfinite(accuracy) else ""
@@ -174,13 +174,13 @@ def alone(run: Shown) -> tuple[str, str]:
     )
 
 
-def of_ceiling(run: Shown) -> str:
+def of_ceiling(run: ReportedRun) -> str:
     share = best_attack(run).mse / run.summary.ceiling_mse
     return f"{100 * share:.0f} % of the error of an attacker who sees nothing"
 
 
-def price(run: Shown, first: Shown) -> str:
-    """What a run costs in accuracy against the first; nothing where an audit has no accuracy."""
+def price(run: ReportedRun, first: ReportedRun) -> str:
+    """How much accuracy a run has lost against the first one, in words; empty if an audit has no accuracy."""
     if not (isfinite(run.summary.accuracy) and isfinite(first.summary.accuracy)):
         return ""
     here, there = percent(run.summary.accuracy), percent(first.summary.accuracy)
@@ -198,27 +198,27 @@ def meet(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a[0] <= b[1] and b[0] <= a[1]
 
 
-def faced(run: Shown) -> dict[str, Any]:
+def faced(run: ReportedRun) -> dict[str, Any]:
     """The attacks that gave a number, with their settings."""
     usual = {"auxiliary": SAME_DISTRIBUTION}  # what it was before there was such an option
     return {name: usual | attack.options for name, attack in run.summary.attacks.items() if attack.finite}
 
 
-def judged(runs: list[Shown]) -> bool:
+def judged(runs: list[ReportedRun]) -> bool:
     """True if a judge has looked at a reconstruction of any of them."""
     return any(attack.recognised is not None for run in runs for attack in run.summary.attacks.values())
 
 
-def raised_flags(runs: list[Shown]) -> list[dict[str, Any]]:
+def raised_flags(runs: list[ReportedRun]) -> list[dict[str, Any]]:
     """Each raised flag once, with where it was raised and what to do about it."""
-    where: dict[str, list[tuple[Shown, str]]] = {}
+    where: dict[str, list[tuple[ReportedRun, str]]] = {}
     for run in runs:
         for raised in run.summary.flags:
             where.setdefault(raised.flag, []).append((run, raised.detail))
     return [{"name": name, "known": FLAGS.get(name), "where": places} for name, places in where.items()]
 
 
-def cautions(runs: list[Shown]) -> list[str]:
+def cautions(runs: list[ReportedRun]) -> list[str]:
     """What a reader must know before setting the rows side by side."""
     found = []
     if len({run.test_set for run in runs}) > 1:

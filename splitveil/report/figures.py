@@ -17,17 +17,17 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 COLOURS = 6
-"""Run colours of report.css; runs beyond them repeat the colours with other dashes and markers."""
+"""The number of run colours in report.css. Further runs repeat the colours with other dashes and markers."""
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 MARKERS = "osD^"
 INK, MUTED, GRID = "#0f0f01", "#0f0f02", "#0f0f03"
 STAND_INS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)"}
 STAND_INS |= {f"#0f0e{i:02x}": f"var(--run-{i})" for i in range(COLOURS)}
 Drawing = tuple[str, str, Markup]
-"""Title, explanation and SVG."""
+"""A figure of the report: its title, its explanation and its SVG."""
 
 
 def colour(slot: int) -> str:
@@ -88,16 +88,16 @@ def column(lines: list[dict[str, Any]], key: str, positive: bool = False) -> np.
     return np.array(usable, dtype=float)
 
 
-Series = list[tuple[Shown, np.ndarray]]
+Series = list[tuple[ReportedRun, np.ndarray]]
 
 
-def logged(runs: list[Shown], key: str, positive: bool = False) -> Series:
+def logged(runs: list[ReportedRun], key: str, positive: bool = False) -> Series:
     """The runs that have logged a quantity, each with its values."""
     series = [(run, column(run.curves, key, positive)) for run in runs]
     return [(run, values) for run, values in series if np.isfinite(values).any()]
 
 
-def epochs_of(run: Shown) -> np.ndarray:
+def epochs_of(run: ReportedRun) -> np.ndarray:
     return column(run.curves, "epoch") + 1
 
 

@@ -14,13 +14,13 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from splitveil.report import figures
-from splitveil.report.facts import Shown, cautions, comparison, judged, percent, raised_flags, small
+from splitveil.report.facts import ReportedRun, cautions, comparison, judged, percent, raised_flags, small
 
 HERE = files("splitveil.report")
 HEADING = re.compile(r'<h2 id="([\w-]+)">([^<]+)</h2>')
 
 
-def page(runs: list[Shown]) -> str:
+def page(runs: list[ReportedRun]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.loader = FunctionLoader(source)
     environment.filters.update(FILTERS)

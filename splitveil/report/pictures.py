@@ -14,14 +14,14 @@ from torch import Tensor
 from splitveil.evaluation.attack_folder import marked_index, read_rows, read_samples
 from splitveil.evaluation.summary import AttackResult
 from splitveil.registry import UserError
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 LARGEST = 128
 """Pixels on the longer side of a picture in a strip; larger ones are shown smaller so that the page stays light."""
 CLOSE = 320
-"""The same for a picture to look at closely."""
+"""Pixels on the longer side of a picture that is shown to be looked at closely."""
 ABREAST = 6
-"""Pictures in a strip: as many as can be told apart on a phone."""
+"""So many pictures stand in a strip: as many as can be told apart on a phone."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Row:
-    run: Shown
+    run: ReportedRun
     attack: AttackResult
     strips: list[Strip]
 
@@ -54,14 +54,14 @@ class Grid:
 class Pair:
     """One image, and what an attack rebuilt of it."""
 
-    run: Shown
+    run: ReportedRun
     attack: AttackResult
     original: Strip
     rebuilt: Strip
     mse: float
     ssim: float
     among: int
-    """Images that it was chosen from."""
+    """The number of images from which this one was chosen."""
     reduced: bool
 
 
@@ -93,14 +93,14 @@ def _as_arrays(images: Tensor) -> np.ndarray:
     return images[:, 0].numpy() if images.shape[1] == 1 else images.permute(0, 2, 3, 1).numpy()
 
 
-def load(run: Shown, attack: AttackResult) -> dict[str, Tensor]:
+def load(run: ReportedRun, attack: AttackResult) -> dict[str, Tensor]:
     folder = run.folder / "attacks" / f"{attack.attack}-{attack.seed}"
     if not (folder / "samples.safetensors").exists():
         raise UserError(f"{folder} has no samples.safetensors; run `splitveil attack {run.folder}` again")
     return read_samples(folder)
 
 
-def grids(chosen: list[tuple[Shown, AttackResult]]) -> list[Grid]:
+def grids(chosen: list[tuple[ReportedRun, AttackResult]]) -> list[Grid]:
     """A row for each (run, attack); rows share a grid only if they rebuild the very same images."""
     found: dict[tuple[tuple[int, ...], bytes], Grid] = {}
     for run, attack in chosen:
@@ -113,7 +113,7 @@ def grids(chosen: list[tuple[Shown, AttackResult]]) -> list[Grid]:
     return list(found.values())
 
 
-def pairs(run: Shown, attack: AttackResult) -> list[Pair]:
+def pairs(run: ReportedRun, attack: AttackResult) -> list[Pair]:
     """Of an attack's images the one that leaks most, then the one in the middle; of an old run, among those that were kept."""
     samples, folder = load(run, attack), run.folder / "attacks" / f"{attack.attack}-{attack.seed}"
     prefix = "marked_" if "marked_index" in samples else ""

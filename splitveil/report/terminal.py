@@ -48,7 +48,7 @@ def accuracy_line(summary: Summary) -> list[str]:
 
 
 def edge_line(summary: Summary) -> list[str]:
-    """What the edge costs a device and how far it gets alone, in one line; none where nothing of it was measured."""
+    """One line that says what the edge costs a device and how far it gets alone; none if neither was measured."""
     edge, alone, timed = summary.cost.get("edge"), summary.edge_alone, summary.latency
     if edge is None or (alone is None and timed is None):
         return []

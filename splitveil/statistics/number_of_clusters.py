@@ -33,13 +33,13 @@ MOST = 16
 SMALL, COVERED = 0.03, 0.9
 """Share of the samples that a cluster has at least, and that clusters hold together."""
 MARGIN, CLEAR = 0.02, 0.1
-"""Differences of silhouettes that count."""
+"""Only differences of silhouettes above these count."""
 NEAR = 0.05
 """Share of the samples, the nearest ones, whose distance is the width of the affinity."""
 ROUNDS = 3
-"""Of k-means, for the silhouette."""
+"""Rounds of k-means, for the silhouette."""
 SAME = 0.1
-"""Nats by which the samples of two clusters may differ that are one."""
+"""Two clusters count as one if their samples differ by at most so many nats."""
 CUT = 4
 """Clusters into which one Gaussian is cut at most, to compare with."""
 
@@ -51,8 +51,8 @@ class Sampled(NamedTuple):
     mask: Tensor  # [c, n], 1 where there is one
 
 
-def evenly(labels: Tensor, classes: int, which: Tensor) -> Sampled:
-    """[N] labels -> some samples of each of the classes `which` [c], taken at equal distances."""
+def sample_classes(labels: Tensor, classes: int, which: Tensor) -> Sampled:
+    """[N] labels -> some samples of each of the classes `which` [c], at equal distances in their order."""
     everyone = torch.bincount(labels, minlength=classes)
     start, count = (everyone.cumsum(0) - everyone)[which], everyone[which]
     n = min(LOOKED_AT, max(LEAST, ALTOGETHER // len(which)), int(count.max()))
@@ -236,7 +236,7 @@ def vote(features: Tensor, labels: Tensor, classes: int, most: int = MOST, which
     if not torch.isin(labels, which).any():
         one, none = torch.ones_like(which), features.new_zeros(len(which), most)
         return Votes(one, one, one, none.unsqueeze(2).expand(-1, -1, features.shape[1]), none)
-    sampled = evenly(labels, classes, which)
+    sampled = sample_classes(labels, classes, which)
     mask = sampled.mask.to(features.dtype)
     x = features[sampled.rows]
     gram = products(x, mask)

@@ -18,7 +18,7 @@ from splitveil.training.build import Parts
 
 
 def trained_tensors(parts: Parts) -> list[Tensor]:
-    """What is averaged: the model's parameters and floating-point buffers, and the channel's parameters that the task trains."""
+    """The tensors that are averaged: the model's parameters and floating-point buffers, and the channel's trained parameters."""
     model = [*parts.model.parameters(), *(b for b in parts.model.buffers() if b.is_floating_point())]
     return [tensor.data for tensor in (*model, *parts.channel.task_parameters())]
 
@@ -51,7 +51,7 @@ class Average:
 
     @contextmanager
     def deployed(self) -> Iterator[None]:
-        """Inside, the model holds the averages."""
+        """Within this context the model holds the averages."""
         kept = [tensor.clone() for tensor in self.now]
         torch._foreach_copy_(self.now, self.mean)
         try:

@@ -17,7 +17,7 @@ from splitveil.training.build import Parts
 
 
 def state_of(parts: Parts, optimizer: dict[str, Any], best: float) -> dict[str, Any]:
-    """All that the next epoch needs, with the state of the task's optimiser."""
+    """All that a training needs to go on with its next epoch, including the state of the task's optimiser."""
     tree: dict[str, Any] = {
         "model": parts.model.state_dict(),
         "channel": parts.channel.state_dict(),
@@ -76,7 +76,7 @@ def restore(parts: Parts, run: Run) -> tuple[int, float, dict[str, Any]]:
 
 
 def weights_of(parts: Parts) -> dict[str, Tensor]:
-    """What attack, evaluate and serve need: the split model and the channel's state."""
+    """The tensors that attack, evaluate and serve need: the split model and the channel's state."""
     model = {f"model.{name}": tensor for name, tensor in parts.model.state_dict().items()}
     return model | {f"channel.{name}": tensor for name, tensor in parts.channel.state_dict().items()}
 

@@ -4,7 +4,7 @@
     task_warnings(line, shares, 500, …)       {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
 
 `line` is an epoch's line of metrics.jsonl. It has each diagnostic x as cem_x, averaged over the steps. A diagnostic that is not
-logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags.py).
+logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags/).
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
 
 
 def rates_of(config: TrainConfig) -> str:
-    """The learning rates as they were set, which those of an epoch are not: a schedule has lowered them."""
+    """The learning rates in words, as the config has them; those of an epoch were lowered by a schedule."""
     muon = f", train.muon ({config.muon:.3g})" if config.muon else ""
     return f"train.lr ({config.lr:.3g}){muon}"
 
@@ -103,7 +103,7 @@ def switched_off(line: dict[str, Any]) -> bool:
 
 
 def remedy_of(surrogate: str) -> str:
-    """What keeps this surrogate's attention from collapsing."""
+    """The options that keep this surrogate's attention from collapsing, in words."""
     options = SURROGATES[surrogate].build.against_collapse  # type: ignore[attr-defined]
     return " or ".join(options) or "another surrogate, such as 'uniform'"
 

@@ -238,7 +238,7 @@ class Training(Stepper):
         return mix(x, y, most * self.feed.share(), self.task.classes) if most else (x, None)
 
     def deployed(self) -> AbstractContextManager[None]:
-        """Inside, the model holds the weights that are validated and saved: the averages, where `train.ema` asks for them."""
+        """Within this context the model holds the weights that are validated and saved: with `train.ema` the averages."""
         return nullcontext() if self.average is None else self.average.deployed()
 
     def due(self, epoch: int) -> bool:

@@ -18,7 +18,7 @@ from splitveil.registry import UserError
 from splitveil.split_model import SplitModel
 
 IMAGES = 2000
-"""So many task images are enough for the covariance of patches."""
+"""The covariance of patches is computed from so many task images."""
 FLOOR = 0.01
 """Share of the largest eigenvalue that is added to each, so that noise is not blown up."""
 

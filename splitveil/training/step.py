@@ -188,9 +188,9 @@ class Stepper:
         self.noise, self.means, self.side = torch.Generator(device), Means(), SideStream()
         self.bf16 = config.bf16 and device.type == "cuda"
         self.average: Average | None = None
-        """Of the weights, if one is asked for."""
+        """The running average of the weights, if one is asked for."""
         self.teaching: Teaching | None = None
-        """Teachers, if there are any."""
+        """The teachers, if there are any."""
         self.kept: Tensor | None = None
         """[steps, b, *z_shape], where steps leave z for the next refresh of the surrogate; None if nobody asks for it."""
 

@@ -132,7 +132,7 @@ def own_teacher(where: str) -> Teacher:
 
 
 def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) -> Teacher:
-    """A finished run."""
+    """Load the teacher from a finished run."""
     folder, task = Path(where), splits.task
     if not folder.is_dir():
         raise UserError(f"{setting} is {where!r}, which is no folder; give that of a trained run, or pkg.module:function")
@@ -194,7 +194,7 @@ class Teaching:
                 raise UserError(f"train.distillation.{path}: {where} is not the teacher that this run began with; restore it")
         self.distillation = Distillation(self.config).to(feed.images.device)
         self.average = None
-        """Of the student, if it teaches."""
+        """The running average of the student, if it teaches."""
         if None in self.teachers.values():
             self.average = Average(parts, self.config.decay, below(saved, "average"))
         if saved:
@@ -202,7 +202,7 @@ class Teaching:
         self.answering: dict[str, nn.Module | None] = {
             path: self.with_cache(teacher, config.epochs - self.config.warmup) for path, teacher in self.teachers.items()
         }
-        """Who answers in a step."""
+        """The teachers that answer in a step."""
 
     @property
     def active(self) -> bool:
@@ -268,6 +268,6 @@ class Teaching:
         return self.distillation(label, [taught[path] for path in paths], [students[path] for path in paths])
 
     def state(self) -> dict[str, Any]:
-        """What the next epoch needs."""
+        """All that the teaching needs to go on with the next epoch."""
         average = {} if self.average is None else {"average": self.average.state()}
         return {"distillation": self.distillation.state_dict(), "teachers": self.digests, **average}

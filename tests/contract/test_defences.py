@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from interrupting import interrupt_at
+from interrupting import train_in_two
 from on_device import nobody_waits
 from scipy import stats
+from seeded import seeded
 from torch import Tensor, nn
 
 from splitveil.channel import Channel
@@ -52,10 +53,6 @@ def make(name: str) -> tuple[Defence, SplitModel]:
 def features(model: SplitModel) -> tuple[Tensor, Tensor]:
     x = torch.rand(B, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     return model.edge(x).detach(), x
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @every_defence
@@ -224,7 +221,7 @@ def stack_of(name: str) -> list[str]:
 
 @every_defence
 def test_it_trains_and_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
-    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pictures: Path, tmp_path: Path
 ) -> None:
     flags = f"""
         --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200 --model.width 4
@@ -232,11 +229,7 @@ def test_it_trains_and_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_o
     """.split()
     config = parse([*flags, *stack_of(name)])
     whole, splits, device = train_run(tmp_path / "whole", config)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 7)  # in the second of two epochs of five steps
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "half", config)
-    half, _, _ = train_run(tmp_path / "half", config)
+    half = train_in_two(7, tmp_path / "half", config)  # Ctrl-C comes in the second of two epochs of five steps
     for file in ("weights/last.safetensors", "state/train.safetensors"):
         assert (whole.folder / file).read_bytes() == (half.folder / file).read_bytes()
     load_parts(whole, splits, device)  # what attack and evaluate open

@@ -1,24 +1,17 @@
 import pytest
 import torch
+from small_split import small_split
 from torch import nn
 
 from splitveil import defences
 from splitveil.registry import UserError
-from splitveil.split_model import SplitModel, cut_stages
-
-
-def model() -> SplitModel:
-    torch.manual_seed(0)
-    stages = nn.Sequential()
-    stages.add_module("body", nn.Conv2d(3, 12, 3, padding=1))
-    stages.add_module("tail", nn.Sequential(nn.Flatten(), nn.Linear(12 * 36, 5)))
-    return cut_stages(stages, "body", (3, 6, 6))
+from splitveil.split_model import SplitModel
 
 
 @pytest.mark.parametrize(("channels", "kernel"), [(8, 3), (1, 1), (20, 5)])
 @pytest.mark.parametrize("sigmoid", [False, True])
 def test_few_channels_of_the_same_size_cross(channels: int, kernel: int, sigmoid: bool) -> None:
-    before = model()
+    before = small_split(12)
     after = defences.build("bottleneck", channels=channels, kernel=kernel, sigmoid=sigmoid).rebuild(before)
     x = torch.rand(4, 3, 6, 6)
     z = after.edge(x)
@@ -28,7 +21,7 @@ def test_few_channels_of_the_same_size_cross(channels: int, kernel: int, sigmoid
 
 
 def test_it_is_one_convolution_before_and_one_after_the_cut() -> None:
-    before = model()
+    before = small_split(12)
     after = defences.build("bottleneck", channels=2, kernel=3, sigmoid=False).rebuild(before)
     x = torch.rand(4, 3, 6, 6)
     narrow, widen = after.edge.get_submodule("narrow.0"), after.cloud.get_submodule("widen")
@@ -37,7 +30,7 @@ def test_it_is_one_convolution_before_and_one_after_the_cut() -> None:
 
 
 def test_sigmoid_bounds_z_to_the_unit_interval() -> None:
-    after = defences.build("bottleneck", sigmoid=True).rebuild(model())
+    after = defences.build("bottleneck", sigmoid=True).rebuild(small_split(12))
     z = after.edge(100 * torch.randn(4, 3, 6, 6))
     assert z.min() >= 0
     assert z.max() <= 1
@@ -45,7 +38,7 @@ def test_sigmoid_bounds_z_to_the_unit_interval() -> None:
 
 
 def test_its_weights_are_part_of_the_model_and_trained_with_it() -> None:
-    after = defences.build("bottleneck").rebuild(model())
+    after = defences.build("bottleneck").rebuild(small_split(12))
     after(torch.rand(4, 3, 6, 6)).sum().backward()
     assert {"edge.narrow.0.weight", "cloud.widen.weight"} <= after.state_dict().keys()
     assert all(p.grad is not None and p.grad.any() for p in after.parameters())

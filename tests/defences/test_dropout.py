@@ -2,14 +2,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeded import seeded
 
 from splitveil import defences
 
 X = torch.empty(0)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import share_right
 from scipy import integrate, special, stats
+from seeded import seeded
 from torch import Tensor, nn
 
 from splitveil import defences
@@ -29,10 +30,6 @@ def attached(shape: tuple[int, ...], **options: Any) -> LocalDP:
     defence = built(**options)
     defence.attach(SplitModel(nn.Identity(), nn.Identity(), shape, shape))
     return defence
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def delta_by_integration(epsilon: float, distance: float, sigma: float) -> float:

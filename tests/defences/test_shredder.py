@@ -2,30 +2,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from interrupting import interrupt_at
-from torch import Tensor, nn
+from interrupting import train_in_two
+from seeded import seeded
+from small_split import small_split
+from torch import Tensor
 
 from splitveil import defences
 from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.defences import Batch
 from splitveil.defences.shredder import Shredder, laplace
-from splitveil.split_model import SplitModel, cut_stages
+from splitveil.split_model import SplitModel
 from splitveil.training.train_runs import train_run
 
 
 def attached(**options: float) -> tuple[Shredder, SplitModel]:
-    torch.manual_seed(0)
-    stages = nn.Sequential()
-    stages.add_module("body", nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)))
-    stages.add_module("tail", nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 5)))
+    model = small_split(4, batchnorm=True)
     defence = defences.build("shredder", **options)
     assert isinstance(defence, Shredder)
-    return defence, Channel([defence]).rebuild(cut_stages(stages, "body", (3, 6, 6)))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    return defence, Channel([defence]).rebuild(model)
 
 
 def task_loss(model: SplitModel, defence: Shredder, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -97,7 +92,7 @@ def test_a_checkpoint_of_a_frozen_run_is_opened_frozen() -> None:
 
 @pytest.mark.parametrize("killed_in", [1, 2])
 def test_a_run_killed_around_the_freeze_ends_bit_for_bit_as_one_that_was_not(
-    killed_in: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed_in: int, pictures: Path, tmp_path: Path
 ) -> None:
     config = parse(f"""
         --data npz --data.path {pictures} --splits.task 160 --splits.validation 40 --splits.auxiliary 200 --model.width 4
@@ -106,11 +101,7 @@ def test_a_run_killed_around_the_freeze_ends_bit_for_bit_as_one_that_was_not(
     """.split())  # fmt: skip
     whole, _, _ = train_run(tmp_path / "whole", config)
     assert [line["cem_inactive"] for line in whole.metrics()] == [0, 5, 10]  # nobody to tell once the edge is frozen
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 5 * killed_in + 2)  # five steps an epoch
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "half", config)
-    half, _, _ = train_run(tmp_path / "half", config)
+    half = train_in_two(5 * killed_in + 2, tmp_path / "half", config)  # five steps an epoch
     for file in ("weights/last.safetensors", "state/train.safetensors"):
         assert (whole.folder / file).read_bytes() == (half.folder / file).read_bytes()
 

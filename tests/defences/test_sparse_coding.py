@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from small_split import small_split
 from torch import Tensor, nn
 
 from splitveil import defences
@@ -16,7 +17,7 @@ from splitveil.defences.sparse_coding import (
     unit_atoms,
 )
 from splitveil.registry import UserError
-from splitveil.split_model import SplitModel, cut_stages
+from splitveil.split_model import SplitModel
 
 
 def dictionary(atoms: int, channels: int, kernel: int) -> Tensor:
@@ -112,16 +113,8 @@ def test_soft_is_the_proximal_map_of_the_absolute_value() -> None:
         assert found.item() == pytest.approx(best.item(), abs=1e-3)
 
 
-def model() -> SplitModel:
-    torch.manual_seed(0)
-    stages = nn.Sequential()
-    stages.add_module("body", nn.Conv2d(3, 6, 3, padding=1))
-    stages.add_module("tail", nn.Sequential(nn.Flatten(), nn.Linear(6 * 36, 5)))
-    return cut_stages(stages, "body", (3, 6, 6))
-
-
 def test_it_is_the_last_layer_of_the_edge_and_keeps_the_shape_of_z() -> None:
-    before, x = model(), torch.rand(4, 3, 6, 6)
+    before, x = small_split(6), torch.rand(4, 3, 6, 6)
     after = Channel([defences.build("sparse_coding", lam=0.2)]).rebuild(before)
     layer = after.edge.get_submodule("code")
     assert isinstance(layer, SparseCode)
@@ -134,7 +127,7 @@ def test_it_is_the_last_layer_of_the_edge_and_keeps_the_shape_of_z() -> None:
 
 
 def test_the_dictionary_is_learned_with_the_task_and_its_length_does_not_matter() -> None:
-    after, x = Channel([defences.build("sparse_coding")]).rebuild(model()), torch.rand(4, 3, 6, 6)
+    after, x = Channel([defences.build("sparse_coding")]).rebuild(small_split(6)), torch.rand(4, 3, 6, 6)
     after(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in after.parameters())
     z, weight = after.edge(x), after.edge.get_parameter("code.dictionary")
@@ -144,7 +137,7 @@ def test_the_dictionary_is_learned_with_the_task_and_its_length_does_not_matter(
 
 
 def test_training_and_evaluation_make_the_same_z() -> None:
-    after, x = Channel([defences.build("sparse_coding")]).rebuild(model()), torch.rand(4, 3, 6, 6)
+    after, x = Channel([defences.build("sparse_coding")]).rebuild(small_split(6)), torch.rand(4, 3, 6, 6)
     assert torch.equal(after.train().edge(x), after.eval().edge(x))
 
 

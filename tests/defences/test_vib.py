@@ -1,5 +1,6 @@
 import pytest
 import torch
+from seeded import seeded
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -24,10 +25,6 @@ def attached(z_shape: tuple[int, ...] = (5, 4, 4), beta: float = 1e-3, spread: f
 
 def batch(z: Tensor) -> Batch:
     return Batch(torch.rand(len(z), 3, 8, 8), z, z, torch.zeros(len(z)))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("z_shape", [(5, 4, 4), (6, 7), (9,)])

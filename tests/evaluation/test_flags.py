@@ -12,7 +12,9 @@ from splitveil.channel import Channel
 from splitveil.defences import Defence, build
 from splitveil.evaluation.attack_folder import options_of
 from splitveil.evaluation.channel_modes import mode_difference
-from splitveil.evaluation.flags import FLAGS, Evidence, last_third, raised, still_falling, table
+from splitveil.evaluation.flags import FLAGS, Evidence, raised, table
+from splitveil.evaluation.flags.attacks import still_falling
+from splitveil.evaluation.flags.training import last_third
 from splitveil.evaluation.summary import AttackResult, Certificate, RaisedFlag
 from splitveil.registry import ATTACKS
 

@@ -7,15 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelled import labelled
 
 from splitveil.metrics.leakage import HISTOGRAM, rate_bits, variance_histogram
 
 FORMS = ["diagonal", "full"]
-
-
-def labelled(seed: int, b: int, d: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((b, d)) @ rng.standard_normal((d, d)) / d**0.5 + 3, rng.integers(0, classes, b)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelled import labelled
 from torch import Tensor
 
 from splitveil.cem import CEM
@@ -22,12 +23,6 @@ def nats(rows: np.ndarray, sigma: float, form: str) -> float:
     if form == "diagonal":
         covariance = np.diag(np.diag(covariance))
     return 0.5 * float(np.linalg.slogdet(np.eye(len(covariance)) + covariance / sigma**2)[1])
-
-
-def labelled(seed: int, b: int, d: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    mixing = rng.standard_normal((d, d)) / d**0.5
-    return rng.standard_normal((b, d)) @ mixing + 3, rng.integers(0, classes, b)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interrupting import interrupt_at
+from interrupting import train_in_two
 from torch import Tensor
 
 from splitveil.cli.arguments import parse
@@ -31,16 +31,10 @@ def last(folder: Path) -> bytes:
     return (folder / "weights" / "last.safetensors").read_bytes()
 
 
-def test_with_all_levers_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_with_all_levers_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(small: list[str], tmp_path: Path):
     config = parse([*small, *EVERYTHING, "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 13)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "stopped", config)
-    train_run(tmp_path / "stopped", config)
+    train_in_two(13, tmp_path / "stopped", config)
     assert last(tmp_path / "stopped") == last(tmp_path / "whole")
     (tmp_path / "stopped" / "weights" / "last.safetensors").unlink()
     train_run(tmp_path / "stopped", config)  # written again from the state: the averages, not the weights of the last step

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interrupting import interrupt_at
+from interrupting import train_in_two
 from torch import nn
 
 from splitveil.channel import Channel
@@ -62,16 +62,10 @@ def test_muons_rate_rises_and_falls_with_that_of_sgd(wide: list[str]):
     assert all(group["lr"] == pytest.approx(0.005) for group in optimizer.muon.param_groups)
 
 
-def test_a_run_that_is_stopped_with_muon_ends_bit_for_bit_as_one_that_is_not(
-    wide: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_is_stopped_with_muon_ends_bit_for_bit_as_one_that_is_not(wide: list[str], tmp_path: Path):
     config = parse([*wide, "--train.muon", "0.02", "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 13)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "stopped", config)
-    train_run(tmp_path / "stopped", config)
+    train_in_two(13, tmp_path / "stopped", config)
     last = [(tmp_path / name / "weights" / "last.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert last[0] == last[1]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from interrupting import interrupt_at
+from interrupting import train_in_two, train_until
 from killing import Killed, Server, die_at, serving
 from torch import Tensor, nn
 
@@ -75,32 +75,24 @@ WITH_STATE = {
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("surrogate", [*SURROGATES.names(), "rate turned", "learned", "none"])
 def test_an_interrupted_run_ends_bit_for_bit_as_an_uninterrupted_one(
-    surrogate: str, every: int, small: list[str], learned: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    surrogate: str, every: int, small: list[str], learned: None, tmp_path: Path
 ):
     flags = ["--cem.surrogate", surrogate.split()[0], "--train.checkpoint-every", str(every), "--train.augment.rotate", "10"]
     flags += ["--cem.warmup", "1", *WITH_STATE.get(surrogate, "").split()]
     config = parse([*small, *flags])
     train_run(tmp_path / "whole", config)
     for step in (13, 7, 2):  # in the third, the second and the first of three epochs of five steps
-        with monkeypatch.context() as patch:
-            interrupt_at(patch, step)
-            with pytest.raises(KeyboardInterrupt):
-                train_run(tmp_path / str(step), config)
-        train_run(tmp_path / str(step), config)
+        train_in_two(step, tmp_path / str(step), config)
         assert outcome(tmp_path / str(step)) == outcome(tmp_path / "whole")
 
 
 def test_after_an_edge_is_frozen_nothing_is_logged_that_was_not_measured_whether_the_run_is_stopped_or_not(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: list[str], tmp_path: Path
 ):
     flags = ["--defences", "bottleneck,gaussian,shredder", "--defences.2.freeze-after", "1", "--cem.warmup", "0"]
     config = parse([*small, *flags, "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 12)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "stopped", config)
-    train_run(tmp_path / "stopped", config)
+    train_in_two(12, tmp_path / "stopped", config)
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
     assert ["cem_loss" in line for line in Run.open(tmp_path / "whole").metrics()] == [True, False, False]
 
@@ -180,13 +172,10 @@ def test_a_kill_at_any_of_the_writes_loses_nothing(
     assert not list((tmp_path / "3").rglob(".*.tmp"))
 
 
-def test_leftovers_of_a_kill_are_no_obstacle(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_leftovers_of_a_kill_are_no_obstacle(small: list[str], tmp_path: Path):
     config = parse([*small, "--train.checkpoint-every", "1"])
     train_run(tmp_path / "whole", config)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 12)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "run", config)
+    train_until(12, tmp_path / "run", config)
     for file in ("weights/.last.safetensors", "state/.train.safetensors", ".metrics.jsonl", ".config.toml"):
         (tmp_path / "run" / f"{file}.tmp").write_bytes(b"half")
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
@@ -299,14 +288,11 @@ def hear_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def train_until(epochs: int, folder: Path, flags: list[str]) -> None:
+def train_epochs(epochs: int, folder: Path, flags: list[str]) -> None:
     """Train, or go on training, until this many epochs of five steps are finished; then comes Ctrl-C."""
     saved = Run.open(folder).load_state() if folder.exists() else None
     done = 0 if saved is None else saved[2] + 1
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, 5 * (epochs - done))
-        with pytest.raises(KeyboardInterrupt):
-            train_run(folder, parse(flags))
+    train_until(5 * (epochs - done), folder, parse(flags))
 
 
 def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_path: Path):
@@ -328,8 +314,8 @@ def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_
         if stop == signal.SIGINT:
             assert said.splitlines()[-1] == "stopped; the same command goes on from the last checkpoint"
     epochs = len(Run.open(folder).metrics()) + 2
-    train_until(epochs, folder, flags)
-    train_until(epochs, tmp_path / "whole", flags)
+    train_epochs(epochs, folder, flags)
+    train_epochs(epochs, tmp_path / "whole", flags)
     assert outcome(folder) == outcome(tmp_path / "whole")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import Cli
-from interrupting import interrupt_at
+from interrupting import train_in_two, train_until
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -71,17 +71,13 @@ def parts_of(training: Training) -> Teaching:
 
 @pytest.mark.parametrize("defended", ["noisy", "ema"])
 def test_a_run_with_teachers_that_is_interrupted_ends_bit_for_bit_as_one_that_is_not(
-    defended: str, small: list[str], undefended: Path, noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    defended: str, small: list[str], undefended: Path, noisy: Path, tmp_path: Path
 ):
     who = noisy if defended == "noisy" else "ema"
     config = taught(small, *BALANCED, "--train.checkpoint-every", "1", clean=undefended, defended=who)
     train_run(tmp_path / "whole", config)
     for stop in (13, 7):
-        with monkeypatch.context() as patch:
-            interrupt_at(patch, stop)
-            with pytest.raises(KeyboardInterrupt):
-                train_run(tmp_path / str(stop), config)
-        train_run(tmp_path / str(stop), config)
+        train_in_two(stop, tmp_path / str(stop), config)
         for file in ("weights/last.safetensors", "state/train.safetensors"):
             assert (tmp_path / str(stop) / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     saved = Run.open(tmp_path / "whole").load_state()
@@ -395,14 +391,9 @@ def test_teachers_whose_warm_up_is_the_whole_training_are_told(
         assert ("no teacher ever acts: their warm-up is 3 epochs, the training has 3; train longer, or lower" in said) is told
 
 
-def test_a_run_does_not_go_on_with_another_teacher(
-    small: list[str], undefended: Path, noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_does_not_go_on_with_another_teacher(small: list[str], undefended: Path, noisy: Path, tmp_path: Path):
     config = taught(small, "--train.checkpoint-every", "1", clean=undefended)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 7)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(tmp_path / "run", config)
+    train_until(7, tmp_path / "run", config)
     undefended.rename(tmp_path / "kept")
     noisy.rename(undefended)
     with pytest.raises(UserError, match="is not the teacher that this run began with"):

@@ -28,11 +28,11 @@ from splitveil.data.loader import DeviceImages, Feed, Rows
 from splitveil.rng import stream
 
 COPIED = 2**30
-"""Bytes of images up to which a part of them is copied, which makes its batches a little faster."""
+"""A part of images is copied if all have at most so many bytes; its batches are then a little faster."""
 FIRST = 0.1
 """Share of its rate with which a learner begins that has to warm up."""
 POINTS = 50
-"""Most means of the loss that a training without epochs reports."""
+"""A training without epochs reports at most so many means of its loss."""
 
 
 def which_out(count: int, of: int, device: torch.device) -> Tensor:
@@ -41,8 +41,8 @@ def which_out(count: int, of: int, device: torch.device) -> Tensor:
     return (order < max(1, count)).to(device)
 
 
-def evenly(images: DeviceImages, most: int) -> DeviceImages:
-    """At most so many of the images, evenly spread over them; all of them for 0."""
+def thinned(images: DeviceImages, most: int) -> DeviceImages:
+    """At most `most` of the images, at equal distances; 0 keeps all."""
     if not 0 < most < len(images):
         return images
     return Rows(images, torch.arange(most, device=images.device) * len(images) // most)

@@ -26,7 +26,7 @@ from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.defences import AttackHints, Defence
 
 POINTS = 21
-"""How often the course of a descent is noted, its start and end included."""
+"""The course of a descent is noted so many times, its start and end included."""
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 class Target(NamedTuple):
-    """What R(x) is to match."""
+    """The z that R(x) is to match, and the entries that were seen."""
 
     z: Tensor  # [b, *z_shape]
     seen: Tensor  # [b, *z_shape], 1 where it is known, else 0
@@ -69,7 +69,7 @@ class Release:
             self.gain = acting.pop()[1].gain
         self.steps = [(defence, self._is_sent(defence, hint, draws)) for defence, hint in acting]
         self.random = any(sent and hint.random for (_, sent), (_, hint) in zip(self.steps, acting))
-        """Two calls give different z'."""
+        """True if two calls give different z'."""
         self.draws = max(1, draws) if self.random else 1
 
     def _is_sent(self, defence: Defence, hint: AttackHints, draws: int) -> bool:

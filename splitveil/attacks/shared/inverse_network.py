@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Watch, evenly, held_out
+from splitveil.attacks.shared.fitting import Watch, held_out, thinned
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.loader import LARGE, DeviceImages, batch_size
 from splitveil.defences import AttackHints
@@ -35,9 +35,9 @@ from splitveil.options import option
 from splitveil.registry import UserError
 
 CHUNK = 500
-"""Images that are rebuilt at a time."""
+"""So many images are rebuilt at once."""
 SQUARED = 10_000
-"""Rows that are squared at a time."""
+"""So many rows are squared at once."""
 IN_A_LAYER = 2**25
 """Numbers that one layer holds for the images of a step, and numbers in the images held out, at most (128 MiB)."""
 HELD_OUT = 20, 500
@@ -167,8 +167,8 @@ def check_given(improves: str, given: "InverseAttack[Any] | None", name: str) ->
 
 
 I = TypeVar("I", bound=InverseConfig)
-Seen = tuple[DeviceImages, list[tuple[Tensor, tuple[Tensor, Tensor | None]]]]
-"""Held-out images, and for parts of them [b] what was asked about each: releases [b, r, *z_shape], and logits or None."""
+Asked = tuple[DeviceImages, list[tuple[Tensor, tuple[Tensor, Tensor | None]]]]
+"""Held-out images; and for each part [b] of them the answers to a query: releases [b, r, *z_shape], and logits or None."""
 
 
 class InverseAttack(Attack[I]):
@@ -200,7 +200,7 @@ class InverseAttack(Attack[I]):
         """Access without the few images that are held out, and the images held out."""
         assert access.auxiliary is not None
         every, most = HELD_OUT
-        own = evenly(access.auxiliary, self.config.images)
+        own = thinned(access.auxiliary, self.config.images)
         if len(own) < len(access.auxiliary):
             self.facts_["learned_from"] = len(own)
         images, out = held_out(own, min(most, len(own) // every, IN_A_LAYER // own.numbers))
@@ -212,17 +212,17 @@ class InverseAttack(Attack[I]):
             return self.config.batch
         return max(2, min(self.config.batch, IN_A_LAYER // (self.config.width * prod(access.x_shape[1:]))))
 
-    def seen(self, access: Access, out: DeviceImages) -> Seen:
-        """Parts of the held-out images, and what the attacker sees of each: they are sent only once, for all epochs."""
+    def ask_once(self, access: Access, out: DeviceImages) -> Asked:
+        """Send the held-out images part by part, once for all epochs; returns them with the answers."""
         parts = torch.arange(len(out), device=out.device).split(batch_size(out.numbers, CHUNK))
         return out, [(part, self.ask(access, out.take(part))) for part in parts]
 
-    def watch(self, net: Inverse, seen: Seen, error: Callable[[Tensor, Tensor], Tensor], epochs: int) -> Watch:
-        """Watches the network's error on held-out images."""
-        out, parts = seen
+    def watch(self, net: Inverse, asked: Asked, error: Callable[[Tensor, Tensor], Tensor], epochs: int) -> Watch:
+        """A Watch over the network's error on held-out images."""
+        out, parts = asked
 
         def mean() -> Tensor:
-            errors = [error(net(*asked), out.take(part)) * (len(part) / len(out)) for part, asked in parts]
+            errors = [error(net(*answer), out.take(part)) * (len(part) / len(out)) for part, answer in parts]
             return torch.stack(errors).sum()
 
         return Watch(net, mean, epochs)
@@ -233,7 +233,7 @@ class InverseAttack(Attack[I]):
         return access.cloud(sent[:, 0].clone()).float()  # its first layer may work in place
 
     def _classes(self, access: Access) -> int:
-        """Outputs of the cloud; there may be more than the attacker's images have classes."""
+        """The number of outputs of the cloud, which may be above the number of classes of the attacker's images."""
         assert access.query is not None and access.auxiliary is not None
         return self._answer(access, torch.zeros(2, 1, *access.z_shape, device=access.auxiliary.device)).shape[1]
 

@@ -19,7 +19,7 @@ from splitveil.registry import UserError
 
 
 def in_batches(ask: Callable[[Tensor], Any], size: int | None) -> Callable[[Tensor], Any]:
-    """The same function for one that takes batches of one size only: the last batch is filled up with zeros."""
+    """A function for batches of any size from one that takes only batches of `size`; the last batch is filled up with zeros."""
     if size is None:
         return ask
 

@@ -13,7 +13,7 @@ from splitveil.split_model import SplitModel
 
 CLOSED = "the edge is a black box: its weights are not known"
 BLACK_BOX: Mapping[str, str] = {"encoder_weights": CLOSED, "architecture": "the edge is a black box: its layers are not known"}
-"""What nobody knows of a function."""
+"""What cannot be known of a function, with the reasons (see `Victim.lacks`)."""
 NOISY = (
     "Asked twice, {what} gave other answers to the same images. Audits in one folder belong together by its name or file: use "
     "another folder for another edge."
@@ -44,7 +44,7 @@ def black_box(ask: Callable[[Tensor], Any], x: Tensor, what: str, digest: str = 
     z = answer(edge, x, what)
     if not same(z, answer(edge, x, what)):
         notes = (NOISY.format(what=what),)
-        digest = digest or hashlib.sha256(name_of(ask).encode()).hexdigest()
+        digest = digest or hashlib.sha256(name_of_function(ask).encode()).hexdigest()
     digest = digest or hashlib.sha256(z.cpu().contiguous().numpy().tobytes()).hexdigest()
     lacks = {**BLACK_BOX, "cloud_weights": NO_CLOUD, ACCURACY: NO_CLOUD}
     if cloud is not None:
@@ -54,7 +54,7 @@ def black_box(ask: Callable[[Tensor], Any], x: Tensor, what: str, digest: str = 
     return Subject(model, what, digest, owner, lacks, opaque=True, notes=notes, z_itemsize=edge.itemsize)
 
 
-def name_of(ask: Callable[[Tensor], Any]) -> str:
-    """A function by its module and name, or by those of its class."""
+def name_of_function(ask: Callable[[Tensor], Any]) -> str:
+    """The module and name of a function; for any other object that can be called, those of its class."""
     named = ask if hasattr(ask, "__qualname__") else type(ask)
     return f"{named.__module__}:{named.__qualname__}"

@@ -28,13 +28,13 @@ class Reached(Exception):
 
 
 def tensor_of(output: Any) -> Any:
-    """The tensor in an output: the first of several, `logits` of a table."""
+    """The tensor in an output: the first of several tensors, or the entry `logits` of a table."""
     output = getattr(output, "logits", output)
     return output[0] if isinstance(output, tuple | list) and output else output
 
 
 class Until(nn.Module):
-    """The network up to and with its submodule `at`."""
+    """The part of the network that ends with its submodule `at`."""
 
     def __init__(self, whole: nn.Module, at: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Until(nn.Module):
 
 
 class From(nn.Module):
-    """The network behind its submodule `at`."""
+    """The part of the network that begins behind its submodule `at`."""
 
     def __init__(self, whole: nn.Module, at: str, x_shape: tuple[int, ...], takes: torch.dtype = torch.float32) -> None:
         super().__init__()

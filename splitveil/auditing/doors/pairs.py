@@ -94,7 +94,7 @@ class Recorded(nn.Module):
 
 
 def capturing() -> bool:
-    """True while a CUDA graph is recorded, when nobody may wait for the device. The step before it was checked."""
+    """True while a CUDA graph is recorded: then nobody may wait for the device, and the step before was checked already."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -129,7 +129,7 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def part_of(arrays: Mapping[str, Any], prefix: str, where: str, scratch: Path) -> Pairs:
-    """The pairs of one side. A further pair of an image that was there before is left out."""
+    """The pairs of one side, read from its arrays and checked; `prefix` is how the names of these arrays begin."""
     for name in ("sent", "images"):
         if f"{prefix}{name}" not in arrays:
             raise UserError(f"{where} has {', '.join(arrays) or 'no arrays'}, lacks {prefix}{name}; save sent, images and labels")

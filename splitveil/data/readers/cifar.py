@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Edition:
-    """What tells CIFAR-10 from CIFAR-100."""
+    """Everything in which CIFAR-10 and CIFAR-100 differ."""
 
     name: str
     classes: int

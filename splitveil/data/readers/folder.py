@@ -31,11 +31,11 @@ from splitveil.registry import DATASETS, UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF")
 MOST_PIXELS = 8192 * 8192
-"""In one image; the picture takes 4 bytes a pixel while it is decoded, and some copies of that."""
+"""Most pixels of an image. While it is decoded, it takes 4 bytes a pixel, and some copies of that."""
 MOST_BYTES = 4 * MOST_PIXELS
-"""In one file: as many as the largest picture has without compression."""
+"""Most bytes of a file: as many as the largest picture has without compression."""
 LARGE = 2**22
-"""Pixels above which pictures are decoded one at a time, so that memory does not grow with the cores."""
+"""Pictures with more pixels are decoded one at a time, so that memory does not grow with the number of cores."""
 ONE_AT_A_TIME = Lock()
 
 

@@ -36,13 +36,13 @@ class Config:
 
 
 def channels_first(images: np.ndarray, layout: str, where: str) -> np.ndarray:
-    """uint8 [n, c, h, w] from any of the three shapes."""
+    """Images uint8 [n, c, h, w] from [n, h, w, c], [n, c, h, w] or [n, h, w]; the layout of the last is clear."""
     if images.dtype != np.uint8:
         raise UserError(f"{where} is {images.dtype}, must be uint8 (0 … 255); try (255 * x).round().astype('uint8')")
     if layout not in ("auto", "nhwc", "nchw"):
         raise unknown("layout", layout, ("auto", "nhwc", "nchw"))
     if images.ndim == 3:
-        images = images[:, None]
+        images, layout = images[:, None], "nchw"
     elif images.ndim != 4:
         raise UserError(f"{where} has shape {images.shape}, must be [n, h, w, c], [n, c, h, w] or [n, h, w]")
     elif layout == "auto":
@@ -50,7 +50,7 @@ def channels_first(images: np.ndarray, layout: str, where: str) -> np.ndarray:
         if len(fits) != 1:
             raise UserError(f'{where} is {images.shape}, its channels are unclear; set layout = "nhwc" or "nchw"')
         layout = fits[0]
-    if images.ndim == 4 and layout == "nhwc":
+    if layout == "nhwc":
         images = images.transpose(0, 3, 1, 2)
     n, c, h, w = images.shape
     if 0 in (n, c, h) or h != w:
@@ -77,7 +77,7 @@ def read_part(arrays: dict[str, np.ndarray], prefix: str, names: tuple[str, ...]
 
 
 def class_names(arrays: dict[str, np.ndarray], where: str) -> tuple[str, ...]:
-    """As the file gives them, else the numbers up to the highest label of both parts."""
+    """The names of the classes in the file; without them, the numbers up to the highest label of both parts."""
     if "classes" in arrays:
         return tuple(str(name) for name in arrays["classes"].reshape(-1))
     given = {key: arrays[key] for key in LABELS if key in arrays}

@@ -43,7 +43,7 @@ def train_files(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], lis
 
 
 def test_files(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    """From val_annotations.txt: file, wnid and a box that we do not need, separated by tabs."""
+    """The images and labels that val_annotations.txt lists: file, wnid and a box that we do not need, separated by tabs."""
     files: list[Path] = []
     labels: list[int] = []
     numbers = {wnid: label for label, wnid in enumerate(classes)}

@@ -20,14 +20,14 @@ ONE = 2**63
 
 
 class AliasTable(NamedTuple):
-    """A distribution over n cells."""
+    """The table from which one of n cells is drawn."""
 
     threshold: Tensor  # [n], int64: a cell is kept for words below it
     alias: Tensor  # [n], int64
 
 
 def alias_table(masses: Sequence[int]) -> AliasTable:
-    """That of a distribution over n cells, which is rounded to 2^-63 / n."""
+    """The table of a distribution over n cells, whose probabilities are rounded to 2^-63 / n."""
     n, total = len(masses), sum(masses)
     left = [mass * n * ONE // total for mass in masses]  # ONE for a cell that has its fair share
     left[0] += n * ONE - sum(left)
@@ -56,7 +56,7 @@ def leading_bits(table: AliasTable) -> Tensor:
 
 
 def bits_of(table: AliasTable) -> int:
-    """a, of a table with 2^a cells."""
+    """The number of bits a of a table with 2^a cells."""
     return len(table.alias).bit_length() - 1
 
 

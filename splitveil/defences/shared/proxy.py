@@ -41,12 +41,12 @@ class Proxy(nn.Module):
 
     @cached_property
     def optimizer(self) -> torch.optim.Adam:
-        """Made when it is first asked for; by then the decoder is on its device. On a GPU it can be captured in a CUDA graph."""
+        """The decoder's Adam, made at its first use, when the decoder is on its device. A CUDA graph can capture it."""
         parameters = list(self.decoder.parameters())
         return torch.optim.Adam(parameters, self.lr, capturable=parameters[0].is_cuda)
 
     def set_lr(self, lr: float) -> None:
-        """From the next step on. A recorded step is recorded anew, because `lr` is one of its settings."""
+        """Set the rate from the next step on. A recorded step is recorded anew, because `lr` is one of its settings."""
         self.lr = lr
         set_lr(self.optimizer, lr)
 

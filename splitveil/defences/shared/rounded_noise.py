@@ -74,7 +74,7 @@ def normal_table() -> AliasTable:
 
 @cache
 def laplace_tables() -> tuple[AliasTable, AliasTable]:
-    """That of the low digit and that of the high one."""
+    """The alias tables of the low digit and of the high digit."""
     return alias_table(geometric(1, LAPLACE_STEPS)), alias_table(geometric(2**DIGIT, LAPLACE_STEPS))
 
 
@@ -121,7 +121,7 @@ class RoundedNoise(nn.Module):
     steps: int
 
     def clean(self, z: Tensor, scale: float) -> Tensor:
-        """What the noise is added to."""
+        """The tensor to which the noise is added."""
         return whole_steps(z, scale / self.steps) * (scale / self.steps)
 
     def around(self, z: Tensor, scale: float, generator: torch.Generator | None) -> Tensor:

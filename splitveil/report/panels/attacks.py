@@ -3,10 +3,10 @@
 from typing import Any
 
 from splitveil.metrics import per_image_metrics
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     attacked = [run for run in runs if run.summary.attacks]
     if not attacked:
         return None
@@ -15,7 +15,7 @@ def context(runs: list[Shown]) -> dict[str, Any] | None:
     return {"attacked": attacked, "skipped": skipped, "further": [(title, "n") for title in titles], "metrics": titles}
 
 
-def further_metrics(runs: list[Shown]) -> dict[str, str]:
+def further_metrics(runs: list[ReportedRun]) -> dict[str, str]:
     """The metrics that have no column of their own: from their titles, with unit and which end leaks less, to their names."""
     found = {}
     for name in dict.fromkeys(name for run in runs for attack in run.summary.attacks.values() for name in attack.more):

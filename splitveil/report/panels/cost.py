@@ -3,10 +3,10 @@
 from typing import Any
 
 from splitveil.evaluation.edge_alone import cloud_adds_nothing
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     known = [run for run in runs if {"edge", "cloud"} <= run.summary.cost.keys()]
     if not known:
         return None

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 from splitveil.report.figures import INK, Drawing, alt_of, column, epochs_of, logged, over_epochs, plain_axes, svg
 
 CURVES = {
@@ -18,11 +18,11 @@ CURVES = {
 }
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     return {"curves": drawn} if (drawn := curves(runs)) else None
 
 
-def curves(runs: list[Shown]) -> list[Drawing]:
+def curves(runs: list[ReportedRun]) -> list[Drawing]:
     """The drawings of each quantity that at least one run has logged."""
     found = []
     for key, (title, text, logarithmic) in CURVES.items():

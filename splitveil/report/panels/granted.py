@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     found = threats(runs)
     if not found:
         return None
@@ -14,7 +14,7 @@ def context(runs: list[Shown]) -> dict[str, Any] | None:
     return {"threats": found, "common": common if len(found) > 1 else {}}
 
 
-def threats(runs: list[Shown]) -> list[tuple[str, dict[str, str]]]:
+def threats(runs: list[ReportedRun]) -> list[tuple[str, dict[str, str]]]:
     """What each attack knows; an attack stands here twice if it knew more in one run than in another."""
     every = [(name, attack.threat) for run in runs for name, attack in run.summary.attacks.items()]
     return [(name, threat.describe()) for name, threat in dict.fromkeys(every)]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     """(run, defence, a row for each number of releases) of the defences that guarantee something, and the labels of runs whose
     noise was that of floating point numbers, as it was before reports said `exact`: for them nothing is guaranteed.
     """

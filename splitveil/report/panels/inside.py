@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from splitveil.registry import SURROGATES
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 from splitveil.report.figures import INK, Drawing, alt_of, logged, over_epochs, plain_axes, svg
 from splitveil.surrogates.shared.quantities import COMMON, Quantity
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     drawn, at_zero = inside(runs)
     return {"inside": drawn, "at_zero": at_zero} if drawn else None
 
@@ -31,7 +31,7 @@ def quantities() -> dict[str, Quantity]:
     return found | COMMON
 
 
-def inside(runs: list[Shown]) -> tuple[list[Drawing], list[str]]:
+def inside(runs: list[ReportedRun]) -> tuple[list[Drawing], list[str]]:
     """The drawings of each diagnostic that a run has logged, and the titles of those left out at zero."""
     found, well = [], []
     for key, (title, text, axis, limit, zero_is_well) in quantities().items():

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     found = [(run, {name: row for name, row in run.summary.attacks.items() if row.identity_cosine is not None}) for run in runs]
     people = [(run, attacks) for run, attacks in found if attacks]
     return {"people": people} if people else None

@@ -3,16 +3,16 @@
 from typing import Any
 
 from splitveil.evaluation.summary import AttackResult
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 from splitveil.report.pictures import Grid, Pair, grids, pairs
 
 
-def context(runs: list[Shown]) -> dict[str, Any]:
+def context(runs: list[ReportedRun]) -> dict[str, Any]:
     strongest = [(run, run.strongest) for run in runs if run.strongest is not None]
     return {"grids": grids(strongest), "closely": closely(strongest), "by_attack": by_attack(runs)}
 
 
-def closely(strongest: list[tuple[Shown, AttackResult]]) -> dict[str, list[Pair]]:
+def closely(strongest: list[tuple[ReportedRun, AttackResult]]) -> dict[str, list[Pair]]:
     """The image of each run that leaks most, and the one in the middle, by the run's strongest attack."""
     found: dict[str, list[Pair]] = {"The image that leaks most": [], "The median: half leak more, half less": []}
     for run, attack in strongest:
@@ -21,9 +21,9 @@ def closely(strongest: list[tuple[Shown, AttackResult]]) -> dict[str, list[Pair]
     return {title: pictures for title, pictures in found.items() if pictures}
 
 
-def by_attack(runs: list[Shown]) -> dict[str, list[Grid]]:
+def by_attack(runs: list[ReportedRun]) -> dict[str, list[Grid]]:
     """The pictures of every attack, each with all runs that faced it."""
-    faced: dict[str, list[tuple[Shown, AttackResult]]] = {}
+    faced: dict[str, list[tuple[ReportedRun, AttackResult]]] = {}
     for run in runs:
         for name, attack in run.summary.attacks.items():
             faced.setdefault(name, []).append((run, attack))

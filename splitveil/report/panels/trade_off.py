@@ -9,11 +9,11 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from splitveil.report.facts import Shown, best_attack
+from splitveil.report.facts import ReportedRun, best_attack
 from splitveil.report.figures import INK, MUTED, colour, marker, plain_axes, svg
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     attacked = [run for run in runs if run.strongest is not None and isfinite(run.summary.accuracy)]
     return {"trade_off": trade_off(attacked)} if attacked else None
 
@@ -28,7 +28,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return sorted((i for i in range(len(points)) if not beaten(i)), key=lambda i: points[i])
 
 
-def trade_off(attacked: list[Shown]) -> Markup:
+def trade_off(attacked: list[ReportedRun]) -> Markup:
     """Accuracy over the strongest attack's MSE as a share of the ceiling."""
     figure, axes = plain_axes(500, 330, left=54, bottom=44)
     points = []
@@ -60,7 +60,7 @@ def trade_off(attacked: list[Shown]) -> Markup:
 Box = tuple[float, float, float, float]
 
 
-def name_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float]], runs: list[Shown]) -> None:
+def name_points(figure: Figure, axes: Axes, points: Sequence[tuple[float, float]], runs: list[ReportedRun]) -> None:
     """Write each run's name beside its point, where it covers neither another name nor a point if that can be had."""
     figure.canvas.draw()
     unit = figure.dpi / 72  # one CSS pixel

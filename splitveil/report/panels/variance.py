@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from splitveil.report.facts import Shown
+from splitveil.report.facts import ReportedRun
 from splitveil.report.figures import INK, colour, plain_axes, svg
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def context(runs: list[Shown]) -> dict[str, Any] | None:
+def context(runs: list[ReportedRun]) -> dict[str, Any] | None:
     known = [run for run in runs if sum(run.summary.variance_histogram) > 0]
     if not known:
         return None
@@ -24,13 +24,13 @@ def context(runs: list[Shown]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def marks(run: Shown) -> dict[str, float]:
+def marks(run: ReportedRun) -> dict[str, float]:
     """The lines that are drawn: tau and the noise's variance, where there are any."""
     lines = {"τ": run.summary.tau, "σ²": None if run.summary.sigma is None else run.summary.sigma**2}
     return {name: value for name, value in lines.items() if value}
 
 
-def histogram(run: Shown, tallest: float) -> Markup:
+def histogram(run: ReportedRun, tallest: float) -> Markup:
     """Shares of (class, dimension) pairs over log10 of their variance, with the lines of `marks`."""
     low, high, bins = run.summary.histogram_range
     share = shares(run)
@@ -57,7 +57,7 @@ def histogram(run: Shown, tallest: float) -> Markup:
     return svg(figure, f"variance-{run.slot}", alt)
 
 
-def shares(run: Shown) -> np.ndarray:
+def shares(run: ReportedRun) -> np.ndarray:
     counts = np.array(run.summary.variance_histogram, dtype=float)
     return counts / max(counts.sum(), 1)
 

@@ -8,7 +8,7 @@ from torch import nn
 from splitveil import attacks
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.shared import inverse_network
-from splitveil.attacks.shared.fitting import evenly, held_out
+from splitveil.attacks.shared.fitting import held_out, thinned
 from splitveil.attacks.shared.inverse_network import IN_A_LAYER, nearest_row
 from splitveil.attacks.threat import Access, grant
 from splitveil.channel import Channel
@@ -57,8 +57,8 @@ def test_it_learns_from_as_many_images_as_it_is_told_and_says_so() -> None:
 def test_some_are_spread_over_all_and_none_is_held_out_and_learned_from() -> None:
     images = access(100, 32).auxiliary
     assert images is not None
-    assert len(evenly(images, 0)) == len(evenly(images, 200)) == 100
-    some = evenly(images, 30)
+    assert len(thinned(images, 0)) == len(thinned(images, 200)) == 100
+    some = thinned(images, 30)
     assert torch.equal(some.take(slice(0, 2)), images.take(torch.tensor([0, 3])))
     assert torch.equal(some.take(slice(29, 30)), images.take(torch.tensor([96])))
     kept, out = held_out(some, 6)

@@ -33,6 +33,11 @@ def test_each_of_the_shapes_is_understood(images: np.ndarray, expected: np.ndarr
     assert source.train.identities is None
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_grey_images_without_a_channel_axis_are_the_same_in_either_layout(layout: str, tmp_path: Path):
+    np.testing.assert_array_equal(make(tmp_path, layout, images=GREY, labels=LABELS).train.images, GREY[:, None])
+
+
 def test_test_part_identities_and_names_are_read(tmp_path: Path):
     source = make(
         tmp_path, images=GREY, labels=LABELS.astype(np.uint8)[:, None], identities=np.arange(6),
