@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.start import start
 from splitveil.adaptation import Adapter, AdapterConfig, Client, attack_again, digest_of_edge
 from splitveil.adaptation.message import Update, write
 from splitveil.adaptation.retention import size, usual_sizes
@@ -360,4 +361,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from benchmarks.finish import at_most
+from benchmarks.start import start
 from splitveil.attacks import label_of
 from splitveil.attacks.threat import grant
 from splitveil.cli.arguments import parse
@@ -216,4 +217,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
