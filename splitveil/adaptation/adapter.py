@@ -105,7 +105,7 @@ class Adapted(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         gain = self.gain / self.device_gain
         shift = self.shift - gain * self.device_shift
-        return self.cloud(along_channels(gain, z) * z + along_channels(shift, z))
+        return self.cloud((along_channels(gain, z) * z + along_channels(shift, z)).to(z.dtype))  # gain and shift are float32
 
     def norms(self) -> list[nn.Module]:
         return [module for module in self.cloud.modules() if isinstance(module, NORMS)]
@@ -182,7 +182,7 @@ class Adapter:
             raise UserError("adaptation: the cloud has no BatchNorm whose statistics could follow; set descent = True")
         self.teacher = copy.deepcopy(self.model)
         with torch.no_grad():
-            logits = self._answers(reference)
+            logits = self._first_answers(reference)
         self.classes_at_start = classes_answered(logits)
         c = self.config
         self.retention = Retention(logits.shape[1], c.keep, c.window, c.memory)
@@ -200,6 +200,19 @@ class Adapter:
     def _answers(self, z: Tensor) -> Tensor:
         return torch.cat([self.model(part) for part in z.split(ROWS)])
 
+    def _first_answers(self, reference: Tensor) -> Tensor:
+        """The answers to the reference; of a type that the cloud cannot take it is told in one line."""
+        try:
+            return self._answers(reference)
+        except RuntimeError as error:
+            types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in self.model.cloud.parameters()})
+            own = str(reference.dtype).removeprefix("torch.")
+            if not types or own in types:
+                raise
+            raise UserError(
+                f"adaptation: the reference is of {own}, the cloud of {' and '.join(types)}; give z as the cloud receives it"
+            ) from error
+
     def __call__(self, z: Tensor) -> Tensor:
         """The answers [b, classes] to z [b, *z_shape] as it is received; nothing is kept."""
         if z.shape[1:] != self.reference.shape[1:]:
@@ -207,13 +220,13 @@ class Adapter:
                 f"adaptation: z is {list(z.shape[1:])}, the reference is {list(self.reference.shape[1:])}; give both alike"
             )
         with torch.no_grad():
-            return self._answers(z)
+            return self._answers(z.to(self.reference.dtype))
 
     def observe(self, z: Tensor) -> Tensor:
         """Answer z [b, *z_shape], keep what is worth it, and take a step when `batch` new ones are kept."""
         logits = self(z)
         kept = self.retention(logits, plausible(z, self.sizes))
-        self.replay.add(z[kept])
+        self.replay.add(z[kept].to(self.reference.dtype))
         self._fresh += int(kept.sum())
         if self._fresh >= self.config.batch:
             self._fresh = 0
