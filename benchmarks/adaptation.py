@@ -20,9 +20,9 @@ test images; the option `statistics` was chosen on those, on seed 0.
 """
 
 import argparse
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.start import start
 from splitveil.adaptation import Adapter, AdapterConfig, Client, attack_again, digest_of_edge
 from splitveil.adaptation.message import Update, write
 from splitveil.adaptation.retention import size, usual_sizes
@@ -38,10 +39,11 @@ from splitveil.config import Config, from_dict
 from splitveil.data import ImageSet
 from splitveil.data.corruptions import LEVELS, corrupted
 from splitveil.data.splits import Splits
-from splitveil.evaluation.run_attacks import load_parts
+from splitveil.evaluation.run_attacks import load_parts, trained_weights
 from splitveil.progress import console, steps_bar
+from splitveil.registry import UserError
 from splitveil.rng import stream
-from splitveil.runs import Run, write_json
+from splitveil.runs import Run, read_json, write_json
 from splitveil.training.build import Parts, build_splits
 from splitveil.training.train_runs import train_runs
 
@@ -211,16 +213,46 @@ def shrunk(world: World, gain: float) -> bytes:
 
 
 class Results:
-    """Lines by name, in a file that is written whenever one is added."""
+    """Lines by name and the settings that they were made with, in a file that is written whenever a line is added.
 
-    def __init__(self, path: Path) -> None:
+    A setting that the file has with another value is refused; one that it lacks is added, because no line of it is there yet.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
-        self.lines: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+        kept = read_json(path) if path.exists() else {"settings": {}, "lines": {}}
+        if kept.keys() != {"settings", "lines"}:
+            raise UserError(f"{path} does not say with which settings it was made; choose another --out, or delete it")
+        if changed := differing(kept["settings"], settings):
+            raise UserError(f"{path} was made with other settings ({changed}); choose another --out, or delete it")
+        self.settings: dict[str, Any] = kept["settings"] | settings
+        self.lines: dict[str, dict[str, Any]] = kept["lines"]
 
     def add(self, key: str, work: Callable[[], dict[str, Any]]) -> None:
         if key not in self.lines:
             self.lines[key] = work()
-            write_json(self.path, self.lines)
+            write_json(self.path, {"settings": self.settings, "lines": self.lines})
+
+
+def differing(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The settings in both that are not the same, in words."""
+    return ", ".join(f"{name}: {old[name]}, not {new[name]}" for name in new if old.get(name, new[name]) != new[name])
+
+
+def settings_of(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """What decides the lines of a seed. How many images the attacks have is a setting of these alone."""
+    attacked = {"attacked": options.attacked} if "attack" in options.only else {}
+    return {"images": options.images, "weights": trained_weights(Run.open(options.runs / f"seed{seed}"))} | attacked
+
+
+def lines_in(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The lines of several files, which must be of the same settings; the weights are each seed's own."""
+    lines, settings = {}, {}
+    for path in paths:
+        results = Results(path, settings)
+        settings = {name: value for name, value in results.settings.items() if name != "weights"}
+        lines |= results.lines
+    return lines
 
 
 def conditions() -> Iterator[tuple[str, int]]:
@@ -274,6 +306,14 @@ def attacks(world: World, results: Results, images: int) -> None:
     results.add(f"{world.seed}/attack/gain 0.7", lambda: attacked(world, shrunk(world, 0.7), images, ATTACKS[:1]))
 
 
+def points(value: float) -> str:
+    """Two digits after the point, with the sign; a tie is rounded away from zero, and the last bit of the float decides nothing.
+
+    An accuracy is a number of images over thousands, so that ties do occur.
+    """
+    return f"{Decimal(str(round(value, 6))).quantize(Decimal('0.01'), ROUND_HALF_UP) + 0:+}"
+
+
 def table(lines: dict[str, dict[str, Any]]) -> None:
     seeds = sorted({key.split("/")[0] for key in lines})
 
@@ -310,7 +350,7 @@ def table(lines: dict[str, dict[str, Any]]) -> None:
             for what in ("accuracy", "after"):
                 pairs = [(lines[f"{s}/poison/{kind}/{how}"][what], lines[f"{s}/poison/no poison/mixed"][what]) for s in seeds]
                 moved = [100 * (with_it - without) for with_it, without in pairs]
-                told += [f"{np.mean(moved):+.2f}", f"{min(moved):+.2f}"]
+                told += [points(float(np.mean(moved))), points(min(moved))]
             print(f"| {kind}, {how} | " + " | ".join(told) + " |")
     for variant in ("all", "kept"):
         for name in LEVELS:
@@ -344,7 +384,7 @@ def main(words: list[str] | None = None) -> None:
             if options.only == "train":
                 continue
             world = open_world(options.runs, seed, options.images, options.own)
-            results = Results(options.out / f"{'own' if options.own else 'lines'}-{seed}.json")
+            results = Results(options.out / f"{'own' if options.own else 'lines'}-{seed}.json", settings_of(options, seed))
             if "streams" in options.only:
                 streams(world, results)
             if "poison" in options.only:
@@ -352,12 +392,10 @@ def main(words: list[str] | None = None) -> None:
             if "attack" in options.only:
                 attacks(world, results, options.attacked)
             console.print(f"seed {seed}: {results.path}")
-    lines: dict[str, dict[str, Any]] = {}
-    for path in sorted(options.out.glob("own-*.json" if options.own else "lines-*.json")):
-        lines |= json.loads(path.read_text())
+    lines = lines_in(sorted(options.out.glob("own-*.json" if options.own else "lines-*.json")))
     if lines:
         table(lines)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

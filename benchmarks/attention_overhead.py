@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.bench.steps import Block, epoch_of, stepping, task_of
 from benchmarks.bench.timing import Setting, compare, in_turns
+from benchmarks.start import start
 from splitveil.config import from_dict
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -71,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.start import start
 from splitveil.cem import CEM
 from splitveil.data.readers.fashion import fashion
 from splitveil.runs import write_json
@@ -139,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import splitveil
+from benchmarks.start import start
 from splitveil.evaluation.suites import suite
 from splitveil.evaluation.suites_begun import as_table
 from splitveil.registry import ATTACKS
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

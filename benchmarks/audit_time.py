@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 import splitveil
+from benchmarks.start import start
 from splitveil.evaluation import neighbours
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run, load_parts
@@ -77,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

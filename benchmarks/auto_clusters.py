@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.finish import finish
 from benchmarks.matched_accuracy import log_mse
+from benchmarks.start import start
 from benchmarks.surrogates import SEEDS, table_of
 from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
@@ -168,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -7,7 +7,7 @@
     python -m benchmarks.convergence --cifar10 DIR --out … --minutes 9                       # and again, until all are there
 
 Every cell fits one attack to a run and rebuilds its test images. All cells see the same release of each image. The file is
-written after every cell, so the same command goes on with the rest.
+written after every cell, so the same command goes on with the rest. A cell is made anew if the run was trained anew.
 
     paper     the suite's decoder-paper: the published N8 C64
     base      one member of the suite's decoder-strong, with what --set changes
@@ -24,21 +24,24 @@ import argparse
 import io
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.finish import at_most
+from benchmarks.start import start
 from splitveil.attacks import label_of
 from splitveil.attacks.threat import grant
 from splitveil.cli.arguments import parse
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import from_dict
 from splitveil.data.loader import DeviceImages
+from splitveil.evaluation.attack_folder import weights_digest
 from splitveil.evaluation.build_attacks import build_attack
 from splitveil.evaluation.run_attacks import victim_of
 from splitveil.evaluation.score import score
@@ -149,25 +152,43 @@ def written(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(config)))
 
 
-def fill(out: Path, victims: dict[str, Any], every: dict[str, Any], only: list[str]) -> dict[str, Any]:
+class Subject(NamedTuple):
+    """A run that cells are made of."""
+
+    folder: Path
+    victim_now: Callable[[], Victim]
+    """Trains the run if it is not trained yet."""
+
+
+def fill(out: Path, subjects: dict[str, Subject], every: dict[str, Any], only: list[str]) -> dict[str, Any]:
     """Run those cells among `only` that the file lacks, and write it after each. A victim is made when it is first needed.
 
-    Cells of earlier calls are compared only if they have the options that they would have now.
+    Cells of earlier calls are kept and compared only if they have the options that they would have now, and were made with the
+    weights that are in the run's folder. A folder without weights says nothing against them.
     """
     kept = out.with_suffix(".npz")
     results: dict[str, Any] = read_json(out) if out.exists() else {"runs": {}}
     errors = dict(np.load(kept)) if kept.exists() else {}
     results |= {"torch": torch.__version__, "suite": "standard"}
-    for run, victim_now in victims.items():
-        found, victim = results["runs"].setdefault(run, {}), None
-        for name, config in every.items():
-            if name not in only or (found.get(name, {}).get("options") == written(config) and f"{run}/{name}" in errors):
-                continue
-            victim = victim or victim_now()
-            results["device"] = torch.cuda.get_device_name() if victim.device.type == "cuda" else "cpu"
-            found[name], errors[f"{run}/{name}"] = measured(victim, config, all_images=name == "images")
-            now = [cell for cell in found if cell in every and found[cell]["options"] == written(every[cell])]
-            with_gains(found, {cell: errors[f"{run}/{cell}"] for cell in now if f"{run}/{cell}" in errors})
+    for run, (folder, victim_now) in subjects.items():
+        found = results["runs"].setdefault(run, {})
+
+        def current(run: str, digest: str | None) -> list[str]:
+            """Cells that are as they would be made now."""
+            return [
+                name for name, cell in results["runs"][run].items()
+                if name in every and cell["options"] == written(every[name]) and f"{run}/{name}" in errors
+                and digest in (None, cell.get("weights"))
+            ]  # fmt: skip
+
+        if set(only) <= set(current(run, weights_digest(folder))):
+            continue
+        victim = victim_now()
+        results["device"] = torch.cuda.get_device_name() if victim.device.type == "cuda" else "cpu"
+        for name in [name for name in every if name in only and name not in current(run, victim.digest)]:
+            told, errors[f"{run}/{name}"] = measured(victim, every[name], all_images=name == "images")
+            found[name] = told | {"weights": victim.digest}
+            with_gains(found, {cell: errors[f"{run}/{cell}"] for cell in current(run, victim.digest)})
             np.savez(stream := io.BytesIO(), **errors)
             write_atomically(kept, stream.getvalue())
             write_json(out, results)
@@ -180,7 +201,7 @@ def opened(folder: Path) -> Victim:
     return victim_of(run, build_splits(run.config), pick_device(run.config.device))
 
 
-def trained(data: Path, runs: Path, epochs: int | None, only: list[str]) -> dict[str, Any]:
+def trained(data: Path, runs: Path, epochs: int | None, only: list[str]) -> dict[str, Subject]:
     """The four models on CIFAR-10, each trained when it is needed."""
     flags = ["--data.path", str(data), *(["--train.epochs", str(epochs)] if epochs else [])]
 
@@ -189,7 +210,7 @@ def trained(data: Path, runs: Path, epochs: int | None, only: list[str]) -> dict
         ((run, splits, device),) = train_runs({runs / name: config})
         return victim_of(run, splits, device)
 
-    return {name: partial(ready, name) for name in only or CIFAR10}
+    return {name: Subject(runs / name, partial(ready, name)) for name in only or CIFAR10}
 
 
 def main(words: list[str] | None = None) -> None:
@@ -208,12 +229,12 @@ def main(words: list[str] | None = None) -> None:
     only = options.only.split(",") if options.only else list(every)
     if unknown := [name for name in only if name not in every]:
         raise UserError(f"--only: no cell {unknown[0]!r}; there are {', '.join(every)}")
-    victims: dict[str, Any] = {str(folder): partial(opened, folder) for folder in options.folders}
+    subjects = {str(folder): Subject(folder, partial(opened, folder)) for folder in options.folders}
     if options.cifar10 is not None:
-        victims |= trained(options.cifar10, options.runs, options.epochs, [name for name in options.models.split(",") if name])
+        subjects |= trained(options.cifar10, options.runs, options.epochs, [name for name in options.models.split(",") if name])
     with at_most(options.minutes):
-        print(table(fill(options.out, victims, every, only)))
+        print(table(fill(options.out, subjects, every, only)))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -32,6 +32,7 @@ import torch
 from benchmarks.finish import at_most, check_same, groups
 from benchmarks.levers import RECIPES, gain
 from benchmarks.matched_accuracy import STUDENT_T
+from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.data.loader import DeviceImages
@@ -212,4 +213,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.finish import at_most, finish
 from benchmarks.matched_accuracy import STUDENT_T, interval, on_front
+from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.claims import write_claim
@@ -189,4 +190,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -11,6 +11,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.evaluate import evaluate_run
@@ -83,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.finish import at_most, finish
+from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.summary import Summary
@@ -91,4 +92,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.start import start
 from splitveil.compute.cuda_graph import WARMUP, Captured
 from splitveil.statistics.linear_attention import linear_attention, softmax_attention
 
@@ -147,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.start import start
 from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
@@ -118,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

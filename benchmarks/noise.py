@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from benchmarks.start import start
 from splitveil import defences, noise
 from splitveil.channel import Channel
 from splitveil.defences.shared.rounded_noise import RoundedLaplace, RoundedNormal
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.finish import at_most, done
+from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
 from splitveil.evaluation.claims import write_claim
@@ -202,4 +203,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.start import start
 from splitveil.attacks import build
 from splitveil.attacks.threat import grant
 from splitveil.channel import Channel
@@ -153,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.releases import CPU, FRAMES, KEYED, OWN, SIGMA, TARGETS, WEIGHTS, keys_of, markdown, parts_of, same_each_time
+from benchmarks.start import start
 from splitveil.attacks.ridge import ALPHAS, error, no_samples, solve
 from splitveil.cli.demo import rows
 from splitveil.data.burst import Burst, burst, shifted
@@ -150,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

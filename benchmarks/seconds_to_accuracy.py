@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from benchmarks.start import start
 from splitveil.runs import Run, write_json
 
 AT = "0.88,0.90,0.91"
@@ -49,4 +50,4 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.start import start
 from splitveil.attacks import label_of
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
@@ -145,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks.start import start
+
 SEED = 3
 WIDTH, HEIGHT, DPI = 8.8, 2.6, 110
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"]
@@ -153,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.finish import done
 from benchmarks.matched_accuracy import SIGMAS, interval, log_mse, noise_at
+from benchmarks.start import start
 from splitveil.cli.demo import demo_table
 from splitveil.config import from_dict
 from splitveil.evaluation.claims import write_claim
@@ -142,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.bench import BASE, ROUNDS, in_turns, random_images, steps_of
 from benchmarks.finish import finish
+from benchmarks.start import start
 from splitveil.cli.demo import demo_table
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config, from_dict
@@ -178,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.start import start
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.runs import Run
@@ -118,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

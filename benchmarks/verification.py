@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.start import start
 from splitveil.__main__ import main as splitveil
 from splitveil.cli.demo import rows
 from splitveil.files import folder as files
@@ -79,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

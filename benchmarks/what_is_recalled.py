@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, pad
 
+from benchmarks.start import start
 from splitveil.data.loader import DeviceImages
 from splitveil.runs import Run
 from splitveil.statistics.leave_one_out import attention, linear_weights, squared_distances
@@ -81,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

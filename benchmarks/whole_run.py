@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench.steps import SHAPES, random_images
+from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from splitveil.channel import Channel
     from splitveil.cut_by_fx import cuts, split
     from splitveil.split_model import SplitModel
+    from splitveil.training.load import load
 
 __version__ = "0.1.0"
-__all__ = ["CEM", "Channel", "SplitModel", "attacks", "audit", "cuts", "defences", "split", "surrogates"]
+__all__ = ["CEM", "Channel", "SplitModel", "attacks", "audit", "cuts", "defences", "load", "split", "surrogates"]
 
 _HOMES = {
     "CEM": "cem", "Channel": "channel", "SplitModel": "split_model", "audit": "auditing.audit", "cuts": "cut_by_fx",
-    "split": "cut_by_fx",
+    "load": "training.load", "split": "cut_by_fx",
 }  # fmt: skip
 
 

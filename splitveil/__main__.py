@@ -1,14 +1,11 @@
 """The command line. Nothing here imports torch: cli/command_flags.py names the commands, cli/commands.py does their work."""
 
-import errno
-import os
 import sys
-from typing import NoReturn
 
 from splitveil.cli.command_flags import COMMANDS, HELP, IMPORT, command_help, take_flags, usage
+from splitveil.cli.mistakes import one_line
 from splitveil.own_code import import_methods
-from splitveil.printable import say
-from splitveil.registry import UserError, unknown
+from splitveil.registry import unknown
 
 
 def dispatch(arguments: list[str]) -> None:
@@ -35,19 +32,10 @@ def dispatch(arguments: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        dispatch(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        fail(str(error))
-    except BrokenPipeError:  # whoever read our output, such as `head`, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fail(f"the disk is full ({error.filename or 'while writing'}); free some space, then run it again")
-        if error.errno is None or error.filename is None:
-            raise
-        fail(f"{error.filename}: {os.strerror(error.errno)}; check the path and rights{elsewhere(arguments or sys.argv[1:])}")
+        with one_line("splitveil", lambda: elsewhere(given)):
+            dispatch(given)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
@@ -58,11 +46,6 @@ def elsewhere(arguments: list[str]) -> str:
     flags = COMMANDS[arguments[0]].flags if arguments and arguments[0] in COMMANDS else ()
     flag = next((flag for flag in flags if flag.name in ("--runs", "--out")), None)
     return "" if flag is None else f", {flag.name} chooses another {'folder' if flag.value == 'DIR' else 'file'}"
-
-
-def fail(message: str) -> NoReturn:
-    say("splitveil:", " ".join(message.splitlines()), file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

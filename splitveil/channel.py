@@ -144,6 +144,12 @@ class Channel(nn.Module):
         for defence in self._stack():
             defence.deploy()
 
+    def without_secrets(self) -> "Channel":
+        """What an attacker knows of it who was told everything but secrets: the same defences, of which some know less."""
+        found = Channel(defence.without_secrets() for defence in self._stack())
+        found.training = self.training
+        return found
+
     def serve(self) -> Self:
         """Put the channel into service: deploy it, and from here on send only noise that nobody can predict."""
         self.deploy()

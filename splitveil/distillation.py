@@ -75,6 +75,14 @@ class DistillationConfig:
         return {path: getattr(self, path) for path in PATHS if getattr(self, path) is not None}
 
 
+NEEDS = {
+    "decay": ("defended", "ema", "no teacher is the student's average"),
+    "temperature_rate": ("temperatures", "balanced", "temperatures is 'fixed'"),
+    "weight_rate": ("losses", "balanced", "losses is 'fixed'"), "first": ("losses", "balanced", "losses is 'fixed'"),
+}  # fmt: skip
+"""Options that change nothing unless another has this value; and why."""
+
+
 def check_distillation(config: DistillationConfig) -> None:
     """Refuse options that do not go together."""
     if config.clean == "ema":
@@ -88,6 +96,11 @@ def check_distillation(config: DistillationConfig) -> None:
     if len(config.teachers) < 2 and "balanced" in (config.temperatures, config.losses):
         which = "temperatures" if config.temperatures == "balanced" else "losses"
         raise UserError(f"train.distillation.{which} is 'balanced', which needs two teachers: give clean and defended")
+    for name, (other, wanted, why) in NEEDS.items():
+        if name in given and getattr(config, other) != wanted:
+            raise UserError(
+                f"train.distillation.{name} is {getattr(config, name)}, but {why}; set {other} = {wanted!r}, or leave it out"
+            )
 
 
 def entropy(logits: Tensor, temperature: Tensor) -> Tensor:

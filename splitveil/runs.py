@@ -256,11 +256,13 @@ class Run:
         with changing(self.folder) as step:
             step.write("metrics.jsonl", data, grows=True)
 
-    def save_weights(self, which: str, tensors: dict[str, Tensor], epoch: int, step: Step | None = None) -> None:
-        """Write weights, as part of a step if one is given."""
+    def save_weights(
+        self, which: str, tensors: dict[str, Tensor], epoch: int, images: dict[str, Any], step: Step | None = None
+    ) -> None:  # fmt: skip
+        """Write weights and the kind of images that they are for, as part of a step if one is given."""
         # All metadata is under one key, because safetensors writes several keys in random order, and then files with equal
         # weights would have different hashes.
-        said: dict[str, Any] = {"epoch": epoch, "config_sha256": self.config_sha256}
+        said: dict[str, Any] = {"epoch": epoch, "config_sha256": self.config_sha256, "images": images}
         if self.config.train.ema is not None:
             said["average"] = self.config.train.ema  # these are averages and not the weights of a step
         metadata = {"weights": json.dumps(said)}
@@ -278,6 +280,14 @@ class Run:
         if broken := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
             warn(f"{self.folder / name} holds numbers that are not finite ({broken[0]}): nothing can be judged on such a model")
         return tensors
+
+    def images(self) -> dict[str, Any] | None:
+        """The kind of images that weights/last are for; None if they were written before this was said."""
+        name = "weights/last.safetensors"
+        found = weights_header(parse_tensors(self._trained(name), self.folder / name)[1]).get("images")
+        if found is not None and not is_kind(found):
+            raise UserError(f"{self.folder / name} does not say for which images it is; {remedy(self.folder, name)}")
+        return found
 
     def _trained(self, name: str) -> bytes:
         path = self.folder / name
@@ -348,6 +358,15 @@ def weights_header(metadata: dict[str, str]) -> dict[str, Any]:
     except ValueError:
         return {}
     return header if isinstance(header, dict) else {}
+
+
+def is_kind(found: Any) -> bool:
+    """True of what `ImageSet.kind` can be: a shape [c, h, w] and the names of two classes or more."""
+    if not isinstance(found, dict) or found.keys() != {"shape", "classes"}:
+        return False
+    shape, classes = found["shape"], found["classes"]
+    sides = isinstance(shape, list) and len(shape) == 3 and all(isinstance(side, int) and 0 < side <= 2**16 for side in shape)
+    return sides and isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
 
 
 def state_header(metadata: dict[str, str]) -> dict[str, Any] | None:

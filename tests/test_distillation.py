@@ -1,6 +1,7 @@
 """The equations of two-teacher distillation."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -166,3 +167,24 @@ def test_an_option_of_teaching_without_a_teacher_is_refused(options: dict[str, o
     with pytest.raises(UserError, match=rf"train\.distillation\.{name}, but nobody teaches; give clean or defended"):
         Config(train=TrainConfig(distillation=DistillationConfig(**options)))  # type: ignore[arg-type]
     Config(train=TrainConfig(distillation=DistillationConfig(clean="a", **options)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"defended": "b", "decay": 0.9}, "decay is 0.9, but no teacher is the student's average; set defended = 'ema'"),
+    ({"temperature_rate": 0.1}, "temperature_rate is 0.1, but temperatures is 'fixed'; set temperatures = 'balanced'"),
+    ({"losses": "balanced", "defended": "b", "temperature_rate": 0.1}, "temperature_rate is 0.1, but temperatures is 'fixed'"),
+    ({"weight_rate": 0.1}, "weight_rate is 0.1, but losses is 'fixed'; set losses = 'balanced'"),
+    ({"temperatures": "balanced", "defended": "b", "first": 3}, "first is 3, but losses is 'fixed'; set losses = 'balanced'"),
+])  # fmt: skip
+def test_an_option_that_changes_nothing_is_refused(options: dict[str, object], said: str):
+    with pytest.raises(UserError, match=re.escape(f"train.distillation.{said}")):
+        Config(train=TrainConfig(distillation=DistillationConfig(clean="a", **options)))  # type: ignore[arg-type]
+
+
+def test_an_option_of_the_average_or_of_what_is_balanced_is_taken_where_it_acts():
+    for config in (
+        DistillationConfig(defended="ema", decay=0.9),
+        DistillationConfig(clean="a", defended="b", temperatures="balanced", temperature_rate=0.1),
+        DistillationConfig(clean="a", defended="b", losses="balanced", weight_rate=0.1, first=3),
+    ):
+        Config(train=TrainConfig(distillation=config))

@@ -106,7 +106,7 @@ class Adapted(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         gain = self.gain / self.device_gain
         shift = self.shift - gain * self.device_shift
-        return self.cloud(along_channels(gain, z) * z + along_channels(shift, z))
+        return self.cloud((along_channels(gain, z) * z + along_channels(shift, z)).to(z.dtype))  # gain and shift are float32
 
     def norms(self) -> list[nn.Module]:
         return [module for module in self.cloud.modules() if isinstance(module, NORMS)]
@@ -192,14 +192,8 @@ class Adapter:
         if not (self.config.descent or self.model.followers()):
             raise UserError("adaptation: the cloud has no BatchNorm whose statistics could follow; set descent = True")
         self.teacher = copy.deepcopy(self.model)
-        try:
-            with torch.no_grad():
-                logits = self._answers(reference)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise UserError(
-                f"adaptation: the cloud does not take a reference of {list(reference.shape[1:])} ({told(error)}); give the half "
-                "behind the cut, and z as it was received"
-            ) from error
+        with torch.no_grad():
+            logits = self._first_answers(reference)
         self.classes_at_start = classes_answered(logits)
         c = self.config
         self.retention = Retention(logits.shape[1], c.keep, c.window, c.memory)
@@ -216,6 +210,22 @@ class Adapter:
 
     def _answers(self, z: Tensor) -> Tensor:
         return torch.cat([self.model(part) for part in z.split(ROWS)])
+
+    def _first_answers(self, reference: Tensor) -> Tensor:
+        """The answers to the reference. A type or a shape that the cloud cannot take is told in one line."""
+        try:
+            return self._answers(reference)
+        except (RuntimeError, ValueError, TypeError) as error:
+            types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in self.model.cloud.parameters()})
+            own = str(reference.dtype).removeprefix("torch.")
+            if types and own not in types:
+                raise UserError(
+                    f"adaptation: the reference is of {own}, the cloud of {' and '.join(types)}; give z as the cloud receives it"
+                ) from error
+            raise UserError(
+                f"adaptation: the cloud does not take a reference of {list(reference.shape[1:])} ({told(error)}); give the half "
+                "behind the cut, and z as it was received"
+            ) from error
 
     def __call__(self, z: Tensor) -> Tensor:
         """The answers [b, classes] to z [b, *z_shape] as it is received; nothing is kept."""

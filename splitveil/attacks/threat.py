@@ -138,11 +138,15 @@ def make_query(edge: nn.Module, channel: Channel, generator: torch.Generator, re
 
     def query(x: Tensor) -> Tensor:
         with torch.no_grad():
-            z = edge(x)
+            z = edge(x.clone())  # it may begin with an in-place layer, and x is what the attacker learns to rebuild
             return torch.stack([channel.send(z, x, generator) for _ in range(repeats)], 1)
 
     query.generator = generator  # type: ignore[attr-defined]
     return query  # type: ignore[return-value]
+
+
+def varies(values: Tensor) -> bool:
+    return bool((values != values.flatten()[:1]).any())
 
 
 class Untrained:
@@ -154,10 +158,13 @@ class Untrained:
 
     def __call__(self) -> nn.Module:
         for module in self._template.modules():
-            if callable(reset := getattr(module, "reset_parameters", None)):
+            own = [(parameter, parameter._version, parameter.detach().clone()) for parameter in module.parameters(recurse=False)]
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
                 reset()
-            else:
-                for parameter in module.parameters(recurse=False):
+            for parameter, version, before in own:
+                # A reset may not reach it, as where weight_norm computes the weight from it; a constant tells nothing.
+                if not callable(reset) or (parameter._version == version and torch.equal(parameter, before) and varies(before)):
                     nn.init.normal_(parameter, std=0.02)
         return copy.deepcopy(self._template).requires_grad_()
 
@@ -183,7 +190,10 @@ def grant(
     threat: ThreatModel, model: SplitModel, channel: Channel, auxiliary: DeviceImages, device: torch.device, seed: int,
     captured: Tensor | None = None,
 ) -> Access:  # fmt: skip
-    """The Access of a threat model: `auxiliary` are the attacker's own images, `captured` is what went over the wire."""
+    """The Access of a threat model: `auxiliary` are the attacker's own images, `captured` is what went over the wire.
+
+    The channel comes without the secrets of the device; `query` and the hints are those of the device.
+    """
     model.eval()
     generator = stream(device, seed, "query")
     repeats = 1 if threat.near_duplicates else threat.observations  # it makes near-duplicates of own images itself
@@ -195,7 +205,7 @@ def grant(
         architecture=Untrained(model.edge) if threat.architecture else None,
         cloud=model.cloud if threat.cloud_weights else None,
         query=make_query(model.edge, channel, generator, repeats) if threat.queries else None,
-        channel=channel if threat.channel else None,
+        channel=channel.without_secrets() if threat.channel else None,
         hints=channel.hints if threat.channel else None,
         auxiliary=auxiliary if threat.auxiliary != "none" else None,
         captured=captured if threat.captured else None,

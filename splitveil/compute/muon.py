@@ -27,9 +27,10 @@ STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
 def matrices_of(net: nn.Module) -> list[Tensor]:
     """Weights of the network's linear layers and convolutions whose matrix has no short side, each once.
 
-    Only parameters: the weight of a layer under spectral_norm, say, is made anew from others in each step.
+    Only parameters: the weight of a layer under spectral_norm, say, is made anew from others in each step. A convolution in
+    groups is several matrices, and is left out.
     """
-    layers = (layer for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
+    layers = (layer for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d) and getattr(layer, "groups", 1) == 1)
     weights = {id(layer.weight): layer.weight for layer in layers if isinstance(layer.weight, nn.Parameter)}
     return [weight for weight in weights.values() if min(weight.flatten(1).shape) >= SHORTEST]
 

@@ -11,6 +11,7 @@ safe_npz      reads .npz files without believing their headers
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class ImageSet:
     def shape(self) -> tuple[int, ...]:
         """[c, h, w] of one image."""
         return self.images.shape[1:]
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """What a model must be built for: the shape of an image, and the names of the classes."""
+        return {"shape": list(self.shape), "classes": list(self.classes)}
 
     def take(self, index: np.ndarray) -> "ImageSet":
         identities = None if self.identities is None else self.identities[index]

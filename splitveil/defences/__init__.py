@@ -112,6 +112,10 @@ class Defence(nn.Module, Generic[C]):
     def deploy(self) -> None:
         """Called when training is over. From now on the defence sends what it would send in service."""
 
+    def without_secrets(self) -> "Defence":
+        """Itself as it is known to everybody who was told how it works and what it has learned."""
+        return self
+
     def report(self) -> dict[str, Any]:
         """Facts for summary.json about what was sent since `deploy`, such as a guarantee. The host may wait for the device."""
         return {}

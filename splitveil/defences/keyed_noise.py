@@ -150,6 +150,10 @@ class KeyedNoise(Defence[Config]):
         notice = f"keyed_noise: {VARIABLE} is not set; a random key is used, and forgotten when this process ends"
         console.print(notice, style="yellow", markup=False, highlight=False)
 
+    def without_secrets(self) -> "KeyedNoise":
+        """Without the key: whoever simulates it draws fresh noise, by a generator."""
+        return KeyedNoise(self.config)
+
     def send(self, z: Tensor, x: Tensor, generator: torch.Generator | None) -> Tensor:
         if self._key is None and generator is not None:
             return add_noise(z, self.config.sigma, generator)

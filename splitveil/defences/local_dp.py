@@ -200,7 +200,7 @@ class LocalDP(Defence[Config]):
         if broken > 0.01 * seen:
             raise UserError(
                 f"local_dp: {broken} of {seen} entries of z were not finite in an epoch and sent as 0 (bound: 1 %); "
-                "the edge has diverged, train anew with a lower train.lr"
+                "the edge has diverged, train anew with a lower train.lr, or train.muon where it is on"
             )
         for counter in (self.seen, self.clipped, self.broken):
             counter.zero_()

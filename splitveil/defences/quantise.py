@@ -49,7 +49,7 @@ def quantise(z: Tensor, bits: int, low: float, high: float, dither: str, generat
     u: Tensor | float = 0.0
     if dither != "none":
         u = (uniform(z, generator) - 0.5).to(z)
-    level = torch.round((inside.detach() - low) / step + u)
+    level = torch.round((inside.detach() - low) / step + u).clamp(0, 2**bits - 1)  # a sum just below the next level is rounded up
     sent = low + step * (level - u if dither == "subtractive" else level)
     return sent + (inside - inside.detach())  # adds exact zeros, and the gradient of the clamp
 

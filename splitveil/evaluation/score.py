@@ -29,7 +29,7 @@ def observe(
     model.eval()
     for x, y in images.in_order(batch_size(model.z_shape.numel())):
         sent, shifts = releases(model, channel, x, threat, generator)
-        logits = model.cloud(sent[:, 0]) if threat.cloud_weights else None
+        logits = model.cloud(sent[:, 0].clone()) if threat.cloud_weights else None  # its first layer may work in place
         yield x, Observation(sent, logits, y if threat.labels else None, shifts)
 
 
@@ -37,6 +37,7 @@ def releases(
     model: SplitModel, channel: Channel, x: Tensor, threat: ThreatModel, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
     """The releases [n, r, *z_shape] of each image that this attacker sees; and the shifts, if these are of near-duplicates."""
+    x = x.clone()  # an edge may begin with an in-place layer, and x is what reconstructions are held against
     if threat.near_duplicates:
         frames, shifts = burst(x, threat.observations, generator)
         return torch.stack([channel.send(model.edge(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts

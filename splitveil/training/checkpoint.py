@@ -88,7 +88,7 @@ def load_weights(parts: Parts, tensors: dict[str, Tensor]) -> None:
         parts.channel.load_state_dict(below(tensors, "channel"))
 
 
-def mend_weights(run: Run, parts: Parts) -> None:
+def mend_weights(run: Run, parts: Parts, images: dict[str, Any]) -> None:
     """Write the weights of a finished run again from its state, if they are damaged or missing."""
     path = run.folder / "weights" / "last.safetensors"
     if is_there(path) and intact(run.folder, "weights/last.safetensors"):
@@ -97,7 +97,7 @@ def mend_weights(run: Run, parts: Parts) -> None:
     following, _, leaves = restore(parts, run)
     decay, saved = run.config.train.ema, below(leaves, "average")
     with nullcontext() if decay is None else Average(parts, decay, saved).deployed():
-        run.save_weights("last", weights_of(parts), following - 1)
+        run.save_weights("last", weights_of(parts), following - 1, images)
 
 
 @contextmanager

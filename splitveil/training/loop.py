@@ -132,7 +132,7 @@ class Training(Stepper):
         check_training(parts, config, splits, world)
         self.run, self.rank, self.seed = run, rank, run.config.seed
         self.task, self.validation = DeviceImages(splits.task, device), DeviceImages(splits.validation, device)
-        self.auxiliary = splits.auxiliary
+        self.auxiliary, self.images = splits.auxiliary, splits.task.kind
         self.first, self.best, leaves = restore(parts, run)
         super().__init__(parts, config, Feed(self.task, config.batch, config.augment, rank, world), device, world)
         self.optimizer.restore(leaves)
@@ -256,9 +256,9 @@ class Training(Stepper):
         kept |= {} if self.teaching is None else {"teaching": self.teaching.state()}
         with changing(self.run.folder) as step:
             if self.champion is not None:
-                self.run.save_weights("best", *self.champion, step)
+                self.run.save_weights("best", *self.champion, self.images, step)
             with self.deployed():
-                self.run.save_weights("last", weights_of(self.parts), epoch, step)
+                self.run.save_weights("last", weights_of(self.parts), epoch, self.images, step)
             self.run.save_state(state_of(self.parts, self.optimizer.state(), self.best) | kept, epoch, step)
         self.saved, self.champion = time.perf_counter(), None
 

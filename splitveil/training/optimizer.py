@@ -2,7 +2,8 @@
 
 Muon moves a matrix equally far in all directions, those in which the gradient is small and those in which it is large
 (`splitveil.compute.muon`). So it needs fewer epochs than SGD. The last layer, whose rows are the classes, stays with
-SGD, as do biases, gains, parameters of defences and matrices with a short side (the bottleneck at the cut).
+SGD, as do biases, gains, parameters of defences, convolutions in groups, and matrices with a short side (the bottleneck at the
+cut).
 """
 
 from typing import Any

@@ -12,7 +12,6 @@ which the teacher is asked, all answers are computed before the first epoch. The
 them it needs.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitveil.cem import CEMConfig
 from splitveil.cem_watch import epochs_of
 from splitveil.config import Config, TrainConfig
 from splitveil.data.augment import augment, draw_of, variant_of, variants
@@ -36,8 +34,9 @@ from splitveil.rng import stream
 from splitveil.runs import Run
 from splitveil.split_model import encode, in_mode
 from splitveil.training.average import Average
-from splitveil.training.build import Parts, build_parts
-from splitveil.training.checkpoint import below, load_weights
+from splitveil.training.build import Parts
+from splitveil.training.checkpoint import below
+from splitveil.training.load import without_training
 
 CALIBRATED = 512
 """Task images that temperatures are balanced on at the start."""
@@ -141,10 +140,8 @@ def run_teacher(setting: str, where: str, splits: Splits, device: torch.device) 
     if not run.has_weights():
         raise UserError(f"{setting}: the run in {where} is not trained to its end; `splitveil train` it first")
     weights = run.load_weights("last")
-    config = dataclasses.replace(run.config, cem=CEMConfig(), train=TrainConfig())  # neither has a part in its answers
     try:
-        parts = build_parts(config, task, device)
-        load_weights(parts, weights)
+        parts = without_training(run.config, weights, task, device)
     except UserError as error:
         images = f"images of {list(task.shape)} in {len(task.classes)} classes"
         raise UserError(f"{setting}: {where} does not fit this run's {images}; give one that was trained on such") from error

@@ -59,7 +59,7 @@ def train_runs(configs: dict[Path, Config]) -> list[tuple[Run, Splits, torch.dev
                     runs[-1].write_environment(device)
                 trainings.append(Training(runs[-1], parts, splits, device, rank, world, teachers))
             elif rank == 0:
-                mend_weights(runs[-1], parts)
+                mend_weights(runs[-1], parts, splits.task.kind)
         if trainings:
             train(trainings)
             # DistributedDataParallel's threads must end before the process group does, and a process's first training is

@@ -334,3 +334,35 @@ def test_a_norm_that_a_cloud_uses_twice_can_learn_by_descent() -> None:
     adapter = Adapter(cloud, z, AdapterConfig(batch=8, keep=1.0, descent=True))
     stream(adapter, z)
     assert adapter.steps > 0 and adapter.model.gain.ne(1).any()
+
+
+@pytest.mark.parametrize(("cloud", "reference"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_reference_of_another_type_than_the_cloud_is_refused(cloud: torch.dtype, reference: torch.dtype) -> None:
+    made = world()
+    z = made.sent(made.images(64, 1)[0], 2).to(reference)
+    with pytest.raises(
+        UserError, match=r"the reference is of float\d\d, the cloud of float\d\d; give z as the cloud receives it"
+    ):
+        Adapter(copy.deepcopy(made.model.cloud).to(cloud), z)
+
+
+@pytest.mark.parametrize("like", [torch.float64, torch.float16])
+def test_z_of_another_type_than_the_reference_is_answered_and_kept_in_the_types_of_the_reference(like: torch.dtype) -> None:
+    made = world()
+    adapter = adapter_of(made)
+    z = made.sent(made.images(400, 1)[0], 2).to(like)
+    assert torch.equal(adapter(z), adapter(z.float()))
+    stream(adapter, z)
+    assert adapter.steps > 0 and adapter.replay.newest(4).dtype == torch.float32
+
+
+@pytest.mark.parametrize("like", [torch.bfloat16, torch.float64])
+def test_a_cloud_of_another_type_learns_as_well(like: torch.dtype) -> None:
+    made = world()
+    x, _ = made.images(256, 11)
+    z = made.sent(x, 12).to(like)
+    adapter = Adapter(copy.deepcopy(made.model.cloud).to(like), z, QUICK)
+    assert torch.allclose(adapter(z), copy.deepcopy(made.model.cloud).to(like).eval()(z), atol=1e-6)
+    answers = stream(adapter, shifted(z).to(like))
+    assert answers.dtype == like and answers.isfinite().all()
+    assert adapter.steps > 0

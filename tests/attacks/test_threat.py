@@ -1,5 +1,6 @@
 import functools
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reachable import reachable, share_memory
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from splitveil import defences
 from splitveil.attacks import Attack, AttackConfig
+from splitveil.attacks.shared.image_descent import Release
 from splitveil.attacks.threat import OWN_IMAGES, Access, Observation, ThreatModel, grant
 from splitveil.channel import Channel
 from splitveil.config import from_dict
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
+from splitveil.defences.keyed_noise import Key
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.registry import ATTACKS
 from splitveil.runs import Run
@@ -239,7 +243,7 @@ def spied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
     def run() -> list[str]:
         folder = Run.create(tmp_path / "run", config)
-        folder.save_weights("last", weights_of(build_parts(folder.config, splits.task, CPU)), 0)
+        folder.save_weights("last", weights_of(build_parts(folder.config, splits.task, CPU)), 0, splits.task.kind)
         attack_run(folder, splits, CPU)
         return Spy.found
 
@@ -312,3 +316,59 @@ def test_the_walker_finds_an_image_planted_anywhere(where: str) -> None:
         assert leaks(planted, [private]) != []
     finally:
         Shelf.kept.clear()
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.utils.weight_norm, nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)]
+)
+def test_the_architecture_of_a_layer_that_computes_its_weight_comes_without_the_victims_parameters(wrap: Any) -> None:
+    """Such a layer's own reset writes into what is computed, and not into the parameters that it is computed from."""
+    model, channel = setting()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an older way, which many networks still have
+        edge = nn.Sequential(wrap(nn.Conv2d(1, 4, 3, padding=1)), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1))
+    with torch.no_grad():
+        edge(torch.rand(2, 1, 8, 8))
+    model = SplitModel(edge, model.cloud, (2, 4, 4), (1, 8, 8))
+    access = grant(ThreatModel(architecture=True), model, channel, images(), CPU, 0)
+    assert access.architecture is not None
+    first, second = access.architecture(), access.architecture()
+    victim = {name: value for name, value in model.edge.named_parameters() if value.std() > 0}
+    assert any(name.startswith("0.weight_") for name in victim)
+    for name, value in victim.items():
+        assert not torch.equal(dict(first.named_parameters())[name], value), name
+        assert not torch.equal(dict(first.named_parameters())[name], dict(second.named_parameters())[name]), name
+
+
+def test_an_edge_that_writes_into_its_input_leaves_the_attackers_images() -> None:
+    class Shifts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sub_(0.5)
+
+    model, channel = setting()
+    model = SplitModel(nn.Sequential(Shifts(), model.edge), model.cloud, (2, 4, 4), (1, 8, 8))
+    access = grant(ThreatModel(encoder_weights=True), model, channel, images(), CPU, 0)
+    assert access.query is not None and access.auxiliary is not None
+    x = access.auxiliary.take(slice(0, 4))
+    before = x.clone()
+    access.query(x)
+    assert torch.equal(x, before)
+    Release(access, torch.Generator())(x.requires_grad_())
+    assert torch.equal(x, before)
+
+
+def test_the_key_of_the_devices_noise_reaches_no_attack() -> None:
+    """It has queries for noise of this key. What it draws itself is fresh, as the noise of a key that it does not have is."""
+    model, _ = setting()
+    channel = Channel([defences.build("keyed_noise", sigma=0.5)])
+    channel.deploy()
+    access = grant(ThreatModel(encoder_weights=True), model, channel, images(), CPU, 0)
+    assert access.channel is not None and access.query is not None and access.hints is not None
+    assert not any(isinstance(held, Key) for defence in access.channel.defences for held in vars(defence).values())
+    x, z = images().take(slice(0, 2)), torch.zeros(2, 2, 4, 4)
+    generator = torch.Generator().manual_seed(0)
+    own = [access.channel.send(z, x, generator) for _ in range(2)]
+    assert not torch.equal(*own)
+    assert not torch.equal(own[0], channel.send(z, x, generator))
+    assert torch.equal(access.query(x), access.query(x))
+    assert not access.hints[0].random  # it knows what the device does

@@ -1,5 +1,6 @@
 """The table of convergence: a cell is the suite's decoder with one change, the file resumes, gains are told the right way."""
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,24 @@ def test_a_cell_is_never_compared_with_a_base_of_other_options(small: list[str],
     main([*words, "--set", "lr=0.01", "--only", "base,epochs"])
     (found,) = read_json(out)["runs"].values()
     assert found["epochs"]["gain"] == pytest.approx(1 - found["epochs"]["mse"] / found["base"]["mse"])
+
+
+def test_a_run_that_was_trained_anew_in_its_folder_has_none_of_its_cells(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "table.json"
+    train_run(run, parse([*small, "--train.epochs", "1"]))
+    words = [str(run), "--out", str(out), *TINY]
+    main([*words, "--only", "base,epochs"])
+    (before,) = read_json(out)["runs"].values()
+    shutil.rmtree(run)
+    main([*words, "--only", "base,epochs"])  # nothing is there that could be another
+    assert list(read_json(out)["runs"].values()) == [before]
+    train_run(run, parse([*small, "--train.epochs", "2"]))
+    main([*words, "--only", "base"])
+    (found,) = read_json(out)["runs"].values()
+    assert found["base"]["weights"] != before["base"]["weights"] == found["epochs"]["weights"]
+    assert "gain" not in found["epochs"]
 
 
 def test_a_kill_while_errors_are_written_leaves_those_of_the_cells_before(

@@ -75,6 +75,12 @@ def test_short_matrices_biases_and_gains_are_left_out() -> None:
     assert [weight.shape for weight in matrices_of(net)] == [(16, 3, 3, 3), (16, 16, 1, 1)]
 
 
+def test_a_convolution_in_groups_is_left_out() -> None:
+    """It is several matrices, one for each group, and their rows would be made orthogonal across groups."""
+    net = nn.Sequential(nn.Conv2d(32, 32, 5, groups=32), nn.Conv2d(32, 64, 3, groups=2), nn.Conv2d(64, 16, 1))
+    assert [id(weight) for weight in matrices_of(net)] == [id(net[2].weight)]
+
+
 def test_a_matrix_that_two_layers_share_is_one_matrix() -> None:
     net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     net[1].weight = net[0].weight

@@ -8,6 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from splitveil import defences
+from splitveil.defences.quantise import quantise
 from splitveil.registry import UserError
 
 X = torch.empty(0)
@@ -88,3 +89,16 @@ def test_a_broken_value_stays_visible_and_an_infinite_one_ends_at_the_range() ->
 def test_an_empty_range_is_refused() -> None:
     with pytest.raises(UserError, match=r"the range is 1\.0 to 1\.0, low must be below high"):
         defences.build("quantise", low=1.0, high=1.0)
+
+
+@pytest.mark.parametrize("bits", [1, 8, 12, 16])
+def test_no_level_lies_beyond_the_grid_where_a_sum_is_rounded_up(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """t + u < 2^bits - 1/2, but not in float32: there would be one level more than `bits` can tell apart."""
+    largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    for drawn in (torch.tensor(0.0), largest):
+        monkeypatch.setattr("splitveil.defences.quantise.uniform", lambda z, generator, drawn=drawn: drawn.expand(z.shape))
+        z = torch.tensor([[-9.0, -4.0, 4.0, 9.0]])
+        sent = quantise(z, bits, -4.0, 4.0, "nonsubtractive", None)
+        step = 8 / (2**bits - 1)
+        level = ((sent + 4) / step).round()
+        assert level.min() >= 0 and level.max() <= 2**bits - 1, (drawn, level)

@@ -68,3 +68,30 @@ def test_an_attack_that_gives_images_of_another_size_is_an_error() -> None:
     parts, images = setting()
     with pytest.raises(RuntimeError, match=r"Guess gave \(500, 1, 8, 8\) for images of \(500, 1, 16, 16\)"):
         score(Guess((1, 8, 8)), parts, images, 0)
+
+
+class Shifts(nn.Module):
+    """Brings images to mean 0 as many networks do, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sub_(0.5).mul_(2)
+
+
+def test_a_cloud_that_begins_in_place_leaves_what_an_attacker_sees() -> None:
+    parts, images = setting()
+    cloud = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(512, 3))
+    model = SplitModel(parts.model.edge, cloud, (2, 16, 16), (1, 16, 16))
+    seen = [
+        torch.cat([each.z for _, each in observe(model, parts.channel, images, threat, torch.Generator().manual_seed(0))])
+        for threat in (ThreatModel(), ThreatModel(cloud_weights=True))
+    ]
+    assert seen[0].min() < 0
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("threat", [ThreatModel(), ThreatModel(observations=3, near_duplicates=True)])
+def test_an_edge_that_begins_in_place_leaves_the_private_images(threat: ThreatModel) -> None:
+    parts, images = setting()
+    model = SplitModel(nn.Sequential(Shifts(), parts.model.edge), parts.model.cloud, (2, 16, 16), (1, 16, 16))
+    batches = list(observe(model, parts.channel, images, threat, torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.cat([x for x, _ in batches]), images.take(slice(None)))

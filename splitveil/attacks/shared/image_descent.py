@@ -80,7 +80,7 @@ class Release:
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """z' of K draws, each [b, *z_shape]; the edge is run once."""
-        z = self.edge(x)
+        z = self.edge(x.clone())  # it may begin with an in-place layer
         return [self._through(z, x) for _ in range(self.draws)]
 
     def _through(self, z: Tensor, x: Tensor) -> Tensor:
