@@ -27,8 +27,8 @@ from torch.utils.data import Dataset
 
 import splitveil
 from benchmarks.start import start
-from splitveil.evaluation.begun import as_table
 from splitveil.evaluation.suites import suite
+from splitveil.evaluation.suites_begun import as_table
 from splitveil.registry import ATTACKS
 
 LIMIT = 2 * 2**30

@@ -21,10 +21,10 @@ from benchmarks.finish import at_most, done
 from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
-from splitveil.evaluation.begun import begin
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
+from splitveil.evaluation.suites_begun import begin
 from splitveil.evaluation.summary import Summary, read_summary
 from splitveil.runs import Run
 from splitveil.training.train_runs import train_run

@@ -313,7 +313,7 @@ class Adapter:
 
     @torch.no_grad()
     def confirm(self, message: bytes, sigma: float) -> None:
-        """From here on z comes from devices that have taken this message; `sigma` is that of the channel's noise.
+        """Call this when devices have taken this message: z comes from them from here on. `sigma` is that of the channel's noise.
 
         What was kept before is of another gain and is overwritten.
         """

@@ -67,7 +67,7 @@ class Moments(NamedTuple):
         )  # fmt: skip
 
     def about(self, z: Tensor, x: Tensor) -> "Moments":
-        """The same sums of z and x minus the given points."""
+        """These sums for z and x minus the given points."""
         dz, dx, n = self.z - self.n * z, self.x - self.n * x, self.n
         zz = self.zz - torch.outer(self.z, z) - torch.outer(z, dz)
         zx = self.zx - torch.outer(self.z, x) - torch.outer(z, dx)
@@ -106,7 +106,7 @@ class Matrix(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """The same as a mix of the attacker's images, without W."""
+    """As `Matrix`, but the answer is a mix of the attacker's images, without W."""
 
     factors: tuple[Tensor, Tensor]  # of A [d, d]
     sums: Tensor  # s [n, d]

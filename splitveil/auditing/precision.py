@@ -43,7 +43,7 @@ def as_it_takes(module: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def in_float32(subject: Subject, x: Tensor) -> Subject:
-    """The same Subject with a z in float32; x are a few images as its edge takes them."""
+    """Wrap a Subject so that its z is in float32; x are a few images as its edge takes them."""
     with in_mode(subject.owner, False):
         z = subject.model.edge(x.to(subject.device))
     if x.dtype == z.dtype == torch.float32:

@@ -14,7 +14,6 @@ from splitveil.compute.pick_device import pick_device
 from splitveil.config import Config
 from splitveil.data.splits import Splits
 from splitveil.evaluation.audit_folder import is_audit
-from splitveil.evaluation.begun import begin, begin_suite_of
 from splitveil.evaluation.build_attacks import build_attacks
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.fail_if import parse_condition
@@ -22,6 +21,7 @@ from splitveil.evaluation.flags import flags_named
 from splitveil.evaluation.gate import refusals
 from splitveil.evaluation.run_attacks import attack_run, trained_weights
 from splitveil.evaluation.suites import suite
+from splitveil.evaluation.suites_begun import begin, begin_suite_of
 from splitveil.evaluation.which_attacks_count import Incomplete, list_begun, standing
 from splitveil.files.folder import PATIENCE, locked, read_json
 from splitveil.manifest import NAME as MANIFEST

@@ -68,7 +68,7 @@ class Config:
 
 
 CLIPPING = 2**-30
-"""By how much, as a share, rounding in float64 may leave a norm of up to 2^22 entries above its bound."""
+"""Rounding in float64 may leave a norm of up to 2^22 entries above its bound by this share."""
 
 
 def clip_norm(z: Tensor, bound: float, order: int) -> tuple[Tensor, Tensor]:

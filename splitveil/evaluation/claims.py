@@ -13,7 +13,7 @@ from typing import Any
 
 from splitveil.evaluation.summary import Summary
 from splitveil.registry import UserError
-from splitveil.runs import read_json, write_json
+from splitveil.runs import write_json
 
 FIELDS = {
     "schema": int, "claim": str, "command": str, "commit": str, "config_sha256": str, "data_sha256": str,
@@ -74,9 +74,3 @@ def check_claim(table: dict[str, Any], where: str) -> None:
         for name, kind in fields.items():
             if name not in row or not isinstance(row[name], kind):
                 raise UserError(f"{where}: field {name!r} is {row.get(name)!r}, must be {kind}")
-
-
-def read_claim(path: Path) -> dict[str, Any]:
-    table = read_json(path)
-    check_claim(table, str(path))
-    return table

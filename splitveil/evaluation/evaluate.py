@@ -17,7 +17,6 @@ from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.data.splits import Sides, Splits
 from splitveil.defences import Batch, Defence
 from splitveil.evaluation.attack_folder import read_attack, read_rows
-from splitveil.evaluation.begun import begin_suite_of
 from splitveil.evaluation.certificates import certificates
 from splitveil.evaluation.channel_modes import mode_difference
 from splitveil.evaluation.degenerate import degenerate
@@ -28,6 +27,7 @@ from splitveil.evaluation.judges import attributes, why_no_classes
 from splitveil.evaluation.predict_noise import predicted_noise
 from splitveil.evaluation.run_attacks import load_parts, victim_of
 from splitveil.evaluation.score import on_the_wire
+from splitveil.evaluation.suites_begun import begin_suite_of
 from splitveil.evaluation.summary import AttackResult, Part, Probes, Summary, write_summary
 from splitveil.evaluation.victim import ACCURACY, FOLDER, Kept, Victim
 from splitveil.evaluation.which_attacks_count import counted

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from splitveil.evaluation.begun import LOST, held_to, other_version
 from splitveil.evaluation.fail_if import Condition, broken
 from splitveil.evaluation.suites import needs_codes
+from splitveil.evaluation.suites_begun import LOST, held_to, other_version
 from splitveil.evaluation.summary import Summary
 from splitveil.evaluation.which_attacks_count import finished, standing_of, target_of
 from splitveil.progress import warn_once

@@ -23,11 +23,11 @@ from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
 from splitveil.data.splits import Splits
 from splitveil.evaluation.attack_folder import options_of, weights_digest, write_attack, write_skipped
-from splitveil.evaluation.begun import begin_suite_of, begun
 from splitveil.evaluation.build_attacks import asked_images, build_attack, build_attacks, check_classes, improved, own_images
 from splitveil.evaluation.judges import SHELF, Panel, attributes
 from splitveil.evaluation.neighbours import neighbours_among
 from splitveil.evaluation.score import on_the_wire, score
+from splitveil.evaluation.suites_begun import begin_suite_of, begun
 from splitveil.evaluation.summary import AttackRecord
 from splitveil.evaluation.victim import Kept, Victim
 from splitveil.evaluation.which_attacks_count import Place, standing, why_not

@@ -31,13 +31,13 @@ from splitveil.progress import warn
 from splitveil.registry import UserError
 
 SCHEMA = 2
-"""Of summary.json and attack.json; that of the run folder is in runs.py."""
+"""The schema of summary.json and attack.json; the schema of the run folder is in runs.py."""
 Interval = tuple[float, float]
 """Both ends of a 95 % interval."""
 Probes = dict[str, dict[str, float]]
 """For each attribute: how often it is guessed by the most frequent value ("majority") and by each kind of probe."""
 PLAIN: dict[Any, Any] = {float: int | float, int: int, str: str, bool: bool}
-"""What JSON must hold for a field of these types."""
+"""The type that a value of JSON must have for a field of each of these types."""
 T = TypeVar("T")
 
 

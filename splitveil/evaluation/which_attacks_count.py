@@ -26,8 +26,8 @@ from torch import Tensor
 from splitveil.attacks import Attack, label_of
 from splitveil.attacks.threat import SAME_DISTRIBUTION
 from splitveil.evaluation.attack_folder import attack_folders, is_stale, options_of, why_void
-from splitveil.evaluation.begun import begun
 from splitveil.evaluation.build_attacks import asked_images
+from splitveil.evaluation.suites_begun import begun
 from splitveil.evaluation.summary import Part
 from splitveil.evaluation.victim import Kept, Victim
 from splitveil.files.folder import parse_table, read_json
@@ -160,7 +160,7 @@ def list_begun(attacks: Path, wanted: Sequence[Any]) -> bool:
 
 
 def counted(run: Kept, weights: str, suite: str = "") -> Standing:
-    """The same for `evaluate`, which refuses a run without attacks, and one whose own list is unfinished.
+    """As `standing`, for `evaluate`, which refuses a run without attacks, and one whose own list is unfinished.
 
     A run that is held to a suite, by name or because one was begun, may lack attacks: then its summary says what is incomplete.
     """

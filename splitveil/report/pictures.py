@@ -114,7 +114,7 @@ def grids(chosen: list[tuple[ReportedRun, AttackResult]]) -> list[Grid]:
 
 
 def pairs(run: ReportedRun, attack: AttackResult) -> list[Pair]:
-    """Of an attack's images the one that leaks most, then the one in the middle; of an old run, among those that were kept."""
+    """The image of an attack that leaks most, then the one in the middle; in an old run, of the images that were kept."""
     samples, folder = load(run, attack), run.folder / "attacks" / f"{attack.attack}-{attack.seed}"
     prefix = "marked_" if "marked_index" in samples else ""
     if f"{prefix}index" not in samples:

@@ -21,7 +21,7 @@ from splitveil.cli.arguments import parse
 from splitveil.cli.commands import runs_in
 from splitveil.config import from_dict, to_dict
 from splitveil.evaluation import attack_folder
-from splitveil.evaluation.begun import begun
+from splitveil.evaluation.suites_begun import begun
 from splitveil.manifest import step
 from splitveil.registry import ATTACKS, DATASETS, DEFENCES, MODELS, SURROGATES
 from splitveil.runs import Run, read_json
@@ -567,7 +567,7 @@ def test_a_suite_is_run_in_the_place_of_a_runs_own_attacks_and_is_remembered(
 ):
     before, decoder = Run.open(run_folder).config.attacks, ATTACKS["decoder"].config
     tiny = (ATTACKS["mean_image"].config(), decoder(label="mask", blocks=0, width=4, epochs=1, mask=True))
-    for module in ("cli.commands", "evaluation.suites", "evaluation.begun"):
+    for module in ("cli.commands", "evaluation.suites", "evaluation.suites_begun"):
         monkeypatch.setattr(f"splitveil.{module}.suite", lambda name: tiny)
     outcome = splitveil("attack", run_folder, "--suite", "quick")
     assert (outcome.code, outcome.out) == (0, f"{run_folder}: attacked by mean_image; skipped mask\n")

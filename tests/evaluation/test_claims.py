@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.evaluation.claims import check_claim, digest, read_claim
+from splitveil.evaluation.claims import check_claim, digest
+from splitveil.files.folder import read_json
 from splitveil.registry import UserError
 
 CLAIMS = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
@@ -12,7 +13,8 @@ CLAIMS = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
 
 @pytest.mark.parametrize("path", CLAIMS, ids=lambda path: path.stem)
 def test_a_claim_says_what_produced_it(path: Path) -> None:
-    claim = read_claim(path)
+    claim = read_json(path)
+    check_claim(claim, str(path))
     assert claim["rows"]
     assert {row["seed"] for row in claim["rows"]} == set(claim["seeds"])
     assert all(0 <= row["accuracy"] <= 1 and 0 <= row["mse"] <= 1 and len(row["ci95"]) == 2 for row in claim["rows"])

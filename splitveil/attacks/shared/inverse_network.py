@@ -55,7 +55,7 @@ class InverseConfig(AttackConfig):
     batch: int = option(256, at_least=1)
     """Images a step; of images with more than 65,536 numbers fewer, so that no layer holds more than 2^25 numbers."""
     images: int = option(0, at_least=0)
-    """Of the attacker's images, how many are learned from at most, evenly spread over all of them; 0 for all."""
+    """Most of the attacker's images that are learned from, at equal distances in their order; 0 for all."""
     added: ClassVar = frozenset({"images"})
     repeats: int = option(1, at_least=1)
     """Releases of one image that the attacker sees, in training and in the attack; 4, 16 and 64 are usual."""
