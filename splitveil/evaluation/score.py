@@ -65,7 +65,7 @@ def score(attack: Attack, parts: Parts | Victim, test: DeviceImages, seed: int) 
     columns: dict[str, list[Tensor]] = {}
     everything, done = torch.empty(test.images.shape, device=test.device), 0
     for x, observation in observe(parts.model, parts.channel, test, attack.requires, generator):
-        guess = attack.reconstruct(observation)
+        guess = attack.reconstruct(observation).clamp(0, 1)  # whoever attacks knows as much; NaN stays
         if guess.shape != x.shape:
             raise RuntimeError(f"{type(attack).__name__} gave {tuple(guess.shape)} for images of {tuple(x.shape)}")
         for name, metric in metrics.items():

@@ -95,3 +95,18 @@ def test_an_edge_that_begins_in_place_leaves_the_private_images(threat: ThreatMo
     model = SplitModel(nn.Sequential(Shifts(), parts.model.edge), parts.model.cloud, (2, 16, 16), (1, 16, 16))
     batches = list(observe(model, parts.channel, images, threat, torch.Generator().manual_seed(0)))
     assert torch.equal(torch.cat([x for x, _ in batches]), images.take(slice(None)))
+
+
+def test_an_answer_beyond_black_and_white_counts_as_black_or_white() -> None:
+    """Whoever attacks knows that no image is brighter than white; without that its error, and so the model, looks better."""
+
+    class Bright(Guess):
+        def reconstruct(self, observation: Observation) -> Tensor:
+            found = torch.full((len(observation.z), *self.shape), 3e18)
+            found[:, :, 0], found[:, :, 1] = -torch.inf, torch.nan
+            return found
+
+    parts, images = setting()
+    rows, rebuilt = score(Bright((1, 16, 16)), parts, images, 0)
+    assert rebuilt[:, :, 0].eq(0).all() and rebuilt[:, :, 1].isnan().all() and rebuilt[:, :, 2:].eq(1).all()
+    assert np.isnan(rows["mse"]).all()  # of a number that is none it is known that the attack has failed
