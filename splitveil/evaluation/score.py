@@ -37,11 +37,14 @@ def releases(
     model: SplitModel, channel: Channel, x: Tensor, threat: ThreatModel, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
     """What is sent of each image as often as this attacker sees it, [n, r, *z_shape]; and of near-duplicates the shifts."""
-    x = x.clone()  # an edge may begin with an in-place layer, and x is what reconstructions are held against
+
+    def z_of(x: Tensor) -> Tensor:
+        return model.edge(x.clone())  # it may begin with an in-place layer, and x is what reconstructions are held against
+
     if threat.near_duplicates:
         frames, shifts = burst(x, threat.observations, generator)
-        return torch.stack([channel.send(model.edge(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts
-    z = model.edge(x)
+        return torch.stack([channel.send(z_of(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts
+    z = z_of(x)
     return torch.stack([channel.send(z, x, generator) for _ in range(threat.observations)], 1), None
 
 
