@@ -29,6 +29,7 @@ from splitveil.attacks.decoder import Config as DecoderConfig
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.data.burst import burst, shifted
+from splitveil.data.loader import batch_size
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of
@@ -55,6 +56,9 @@ def ask_frames(access: Access, x: Tensor, frames: int) -> tuple[Tensor, Tensor]:
     assert access.query is not None
     images, shifts = burst(x, frames, access.query.generator)
     return torch.stack([access.query(frame)[:, 0] for frame in images.unbind(1)], 1), shifts
+
+
+WAYS = ("mean", "aligned")
 
 
 class OfBursts(Decoder):
@@ -87,14 +91,18 @@ class BurstAttack(Attack[Config]):
         access, out = self.of_frames_.hold_out(access)
         for decoder in (self.of_bursts_, self.of_frames_):
             decoder.fit(access)
-        x = out.take(slice(None))
-        sent, shifts = ask_frames(access, x, c.frames)
-        seen = Observation(sent, shifts=shifts)
-        errors = {way: F.mse_loss(self.rebuild(seen, way), x).item() for way in ("mean", "aligned")}
+        errors: dict[str, float] = dict.fromkeys((*WAYS, "single"), 0.0)
+        for part in torch.arange(len(out), device=out.device).split(batch_size(out.numbers, len(out))):
+            x, share = out.take(part), len(part) / len(out)
+            sent, shifts = ask_frames(access, x, c.frames)
+            answers = {way: self.rebuild(Observation(sent, shifts=shifts), way) for way in WAYS}
+            answers["single"] = self.of_frames_.reconstruct(Observation(sent[:, :1]))
+            for what, answer in answers.items():
+                errors[what] += share * F.mse_loss(answer, x).item()
+        single = errors.pop("single")
         self.way_ = min(errors, key=lambda way: errors[way])
         chosen = self.of_bursts_ if self.way_ == "mean" else self.of_frames_
         self.losses_, self.held_out_ = chosen.losses_, chosen.held_out_
-        single = F.mse_loss(self.of_frames_.reconstruct(Observation(sent[:, :1])), x).item()
         self.facts_ = {"taken": self.way_, "error_single": single} | {f"error_{way}": error for way, error in errors.items()}
         if isfinite(single) and single > 0:
             self.facts_["frames_gain"] = 1 - errors[self.way_] / single

@@ -53,13 +53,13 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.refine import PRIORS, objective
-from splitveil.attacks.shared.fitting import Learner, held_out, train_in_epochs
-from splitveil.attacks.shared.image_descent import Release, descend, target_of
+from splitveil.attacks.shared.fitting import Learner, held_out, step_size, train_in_epochs
+from splitveil.attacks.shared.image_descent import Release, descend, in_parts, target_of
 from splitveil.attacks.shared.inverse_network import InverseAttack, check_given, to_begin_with
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.compute.cuda_graph import Captured
 from splitveil.data.augment import AugmentConfig
-from splitveil.data.loader import DeviceImages, Feed
+from splitveil.data.loader import DeviceImages, Feed, batch_size
 from splitveil.metrics.image import mse
 from splitveil.models.unet import UNet
 from splitveil.options import option
@@ -214,9 +214,10 @@ def gain_of(edge: Callable[[Tensor], Tensor], u: Tensor) -> float:
 
 
 def rows_at_once(device: torch.device, width: int, pixels: int) -> int:
-    """Samples that are drawn in parallel: on a GPU as many as fit in half of its free memory, up to 4096."""
+    """Samples that are drawn in parallel: on a GPU as many as fit in half of its free memory, up to 4096; on a CPU 64, or as many
+    as fit in 4 GiB."""
     if device.type != "cuda":
-        return AT_ONCE
+        return max(1, min(AT_ONCE, 2**32 // (4 * MAPS * width * pixels)))
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(1, min(4096, free // (2 * 4 * MAPS * width * pixels)))
 
@@ -265,7 +266,7 @@ class Diffusion(Attack[Config]):
             self.decoder_.fit(dataclasses.replace(access, auxiliary=kept))
         self.net_ = self._prior(kept, lambda done, _: self.on_progress(before + done, total))
         self.shape_, self.edge_ = access.x_shape, lambda u: edge((u + 1) / 2)
-        self.gain_ = gain_of(self.edge_, kept.take(slice(100)) * 2 - 1)
+        self.gain_ = gain_of(self.edge_, kept.take(slice(batch_size(kept.numbers, 100))) * 2 - 1)
         self.sampler_: Sampler | None = None
         self.at_once_ = rows_at_once(kept.device, config.width, self.shape_[-2] * self.shape_[-1])
         self.release_ = Release(access, stream(kept.device, self.seed, "polish"))
@@ -297,7 +298,8 @@ class Diffusion(Attack[Config]):
         torch.manual_seed(seed_of(self.seed, "diffusion"))
         net = UNet(images.images.shape[1], self.config.width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         learner = Learner(net.parameters(), self.config.lr)
-        feed = Feed(images, self.config.batch, AugmentConfig(crop=0, flip=False))
+        size = step_size(self.config.batch, images.images.shape[1:], self.config.width)
+        feed = Feed(images, size, AugmentConfig(crop=0, flip=False))
         random = stream(device, self.seed, "prior")
         strata = torch.arange(feed.size, device=device)  # one time in each of b equal parts of [0, 1]: less variance
 
@@ -343,6 +345,9 @@ class Diffusion(Attack[Config]):
         return (u.clamp(-1, 1).view(config.samples, b, *self.shape_).mean(0) + 1) / 2
 
     def _polished(self, sent: Tensor, guess: Tensor, prior: Tensor | float) -> Tensor:
+        return in_parts(batch_size(guess[0].numel(), len(guess)), self._polished_at_once, sent, guess, prior)
+
+    def _polished_at_once(self, sent: Tensor, guess: Tensor, prior: Tensor | float) -> Tensor:
         self.release_.generator.manual_seed(self.seed)  # the same answer, whatever was rebuilt before
         target = target_of(sent, self.release_.masked)
         precision, weight = sent.shape[1] / self.sigma_**2, prior / self.e2_

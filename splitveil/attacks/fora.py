@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.gan import gradient_penalty
-from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.fitting import Learner, points, step_size, train
 from splitveil.attacks.shared.substitute_edge import (
     adapt_batchnorm,
     critic,
@@ -42,6 +42,7 @@ from splitveil.attacks.shared.substitute_edge import (
     train_inverse,
 )
 from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.data.loader import batch_size
 from splitveil.models.decoder import as_image
 from splitveil.options import option
 from splitveil.registry import ATTACKS, UserError
@@ -152,7 +153,8 @@ class FORA(Attack[Config]):
     def fit(self, access: Access) -> "FORA":
         assert access.auxiliary is not None and access.captured is not None
         images, wire, channel, config = access.auxiliary, access.captured, access.channel, self.config
-        count = min(config.match_batch, len(images), len(wire))
+        batch = step_size(config.match_batch, access.x_shape, config.substitute_width)
+        count = min(batch, len(images), len(wire))
         if count < 2:
             raise UserError("fora: it compares pairs, but there is only one image or one captured z; give it more")
         torch.manual_seed(seed_of(self.seed, "fora"))
@@ -187,7 +189,7 @@ class FORA(Attack[Config]):
             edge, channel, images, access.z_shape, self.seed, config.blocks, config.width, config.epochs, config.batch, config.lr,
             lambda done, total: self.on_progress(total + done, 2 * total),
         )  # fmt: skip
-        adapt_batchnorm(self.net_, wire)
+        adapt_batchnorm(self.net_, wire, batch_size(prod(access.x_shape)))
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:

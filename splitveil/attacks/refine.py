@@ -21,6 +21,7 @@ edge is not injective, features agree long before images do.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -28,9 +29,10 @@ from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.shared.fitting import held_out
-from splitveil.attacks.shared.image_descent import Release, Target, descend, target_of, total_variation
+from splitveil.attacks.shared.image_descent import Release, Target, descend, in_parts, target_of, total_variation
 from splitveil.attacks.shared.inverse_network import InverseAttack, check_given, to_begin_with
 from splitveil.attacks.threat import Access, Observation, ThreatModel
+from splitveil.data.loader import batch_size
 from splitveil.metrics.image import mse
 from splitveil.options import option
 from splitveil.registry import ATTACKS
@@ -71,6 +73,8 @@ class Config(AttackConfig):
 
 PRIORS = (0.0, 1e-2, 1e-1, 1.0, 10.0)
 EOT = 8
+ALL = 2**31
+"""Images that are improved at once, unless they are large."""
 
 
 def objective(
@@ -112,6 +116,7 @@ class Refine(Attack[Config]):
         self.release_ = Release(access, stream(judges.device, self.seed, "refine"), self.config.draws)
         self.sigma_ = access.channel.total_noise_std or 1.0
         x = judges.take(slice(0, self.config.own))
+        self.at_once_ = batch_size(x[0].numel(), ALL)
         z = access.query(x)
         self.e2_ = max(mse(self.decoder.reconstruct(Observation(z)), x).mean().item(), 1e-8)
         errors = self._errors(x, z)
@@ -148,6 +153,9 @@ class Refine(Attack[Config]):
         return 1 - eot / max(single, 1e-12)
 
     def _refined(self, release: Release, z: Tensor, steps: int, prior: Tensor | float) -> Tensor:
+        return in_parts(self.at_once_, partial(self._refined_at_once, release, steps), z, prior)
+
+    def _refined_at_once(self, release: Release, steps: int, z: Tensor, prior: Tensor | float) -> Tensor:
         release.generator.manual_seed(self.seed)  # the same answer, whatever was rebuilt before
         guess, target = self.decoder.reconstruct(Observation(z)), target_of(z, release.masked)
         precision, weight = z.shape[1] / self.sigma_**2, prior / self.e2_

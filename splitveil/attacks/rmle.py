@@ -36,10 +36,10 @@ from torch import Tensor
 
 from splitveil.attacks import Attack, AttackConfig, build
 from splitveil.attacks.ridge import LARGEST
-from splitveil.attacks.shared.fitting import held_out
+from splitveil.attacks.shared.fitting import held_out, thinned
 from splitveil.attacks.shared.image_descent import Release, Target, descend, places, target_of, total_variation
 from splitveil.attacks.threat import Access, Observation, ThreatModel
-from splitveil.data.loader import DeviceImages
+from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.metrics.image import mse
 from splitveil.options import option
 from splitveil.registry import ATTACKS
@@ -69,6 +69,8 @@ FINER = (1 / 3, 1.0, 3.0)
 AXES = 256
 """Principal axes of the own images, at most; a quarter of their number if that is less."""
 EPS = 1e-3
+NUMBERS = 2**28
+"""Numbers in the images that the Gaussian is fitted to, at most (1 GiB)."""
 
 
 class Gaussian(NamedTuple):
@@ -81,7 +83,7 @@ class Gaussian(NamedTuple):
 
 
 def gaussian_of(images: DeviceImages) -> Gaussian:
-    x = images.take(slice(None)).flatten(1)  # [n, p]
+    x = thinned(images, NUMBERS // images.numbers).take(slice(None)).flatten(1)  # [n, p]
     mean, (n, p) = x.mean(0), x.shape
     k = max(1, min(AXES, n // 4, p - 1))
     _, spread, axes = torch.svd_lowrank(x - mean, q=k, niter=4)
@@ -130,7 +132,8 @@ class RMLE(Attack[Config]):
             self.linear.fit(replace(access, auxiliary=kept))
         x = judges.take(slice(self.config.own))
         z = access.query(x)
-        self.v_ = max(access.query(kept.take(slice(500))).flatten(0, 1).var(0, correction=0).mean().item(), 1e-12)
+        some = slice(batch_size(kept.numbers, 500))
+        self.v_ = max(access.query(kept.take(some)).flatten(0, 1).var(0, correction=0).mean().item(), 1e-12)
         tv, prior = self.config.tv, self.config.prior
         self._choose(x, z, list(product(TVS if tv is None else [tv], PRIORS if prior is None else [prior])), 0)
         tvs = {self.tv_ * factor for factor in FINER} if tv is None else [tv]
@@ -165,11 +168,28 @@ class RMLE(Attack[Config]):
         self, start: Tensor, target: Target, tv: Tensor | float, prior: Tensor | float, stop: int,
         truth: Tensor | None = None, stage: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As many side by side as memory allows; of large images that is a few."""
+        rows = batch_size(start[0].numel(), len(start))
+        starts = range(0, len(start), rows)
+        found, courses = list[Tensor](), list[Tensor]()
+        for i, first in enumerate(starts):
+            part = slice(first, first + rows)
+            some = [each[part] if isinstance(each, Tensor) else each for each in (start, *target, tv, prior, truth)]
+            x, course = self._descend_at_once(*some, stop, (stage * len(starts) + i, 2 * len(starts)))  # type: ignore[arg-type]
+            found.append(x)
+            courses.append(course)
+        return torch.cat(found), torch.cat(courses, 1)
+
+    def _descend_at_once(
+        self, start: Tensor, z: Tensor, seen: Tensor, tv: Tensor | float, prior: Tensor | float, truth: Tensor | None, stop: int,
+        stage: tuple[int, int],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        (done_stages, stages), target = stage, Target(z, seen)
         self.release_.generator.manual_seed(self.seed)  # the same answer, whatever was rebuilt before
         return descend(
             start, lambda x: self._loss(x, target, tv, prior), self.config.steps, self.config.lr, eps=EPS, stop=stop,
             generators=[self.release_.generator], watch=None if truth is None else lambda x: mse(x, truth),
-            tell=lambda done, total: None if truth is None else self.on_progress(stage * total + done, 2 * total),
+            tell=lambda done, total: None if truth is None else self.on_progress(done_stages * total + done, stages * total),
         )  # fmt: skip
 
     def reconstruct(self, observation: Observation) -> Tensor:

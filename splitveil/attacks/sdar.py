@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
 from splitveil.attacks.shadow import through_cloud
-from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.fitting import Learner, points, step_size, train
 from splitveil.attacks.shared.substitute_edge import critic, draw_rows, send
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.models.decoder import as_image, res_decoder
@@ -119,13 +119,13 @@ class SDAR(Attack[Config]):
         learn_e, learn_d = Learner(e.parameters(), config.simulator_lr), Learner(d.parameters(), config.decoder_lr)
         learn_dis_e = Learner(dis_e.parameters(), config.feature_critic_lr)
         learn_dis_d = Learner(dis_d.parameters(), config.image_critic_lr)
-        generator = stream(wire.device, self.seed, "sdar")
+        generator, batch = stream(wire.device, self.seed, "sdar"), step_size(config.batch, access.x_shape, width)
 
         def step() -> Tensor:
-            index = draw_rows(images.labels, config.batch, generator)
+            index = draw_rows(images.labels, batch, generator)
             x, y = images.take(index), images.labels[index]
             known = one_hot(y, classes, config.conditional)
-            z = wire[draw_rows(wire, config.batch, generator)]
+            z = wire[draw_rows(wire, batch, generator)]
             guessed = self._class_of(z)
 
             simulated = send(channel, e(x), x, generator)

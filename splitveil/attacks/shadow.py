@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.fitting import Learner, points, step_size, train
 from splitveil.attacks.shared.substitute_edge import (
     draw_rows,
     image_by_descent,
@@ -82,16 +82,16 @@ class Shadow(Attack[Config]):
         torch.manual_seed(seed_of(self.seed, "shadow"))
         self.edge_ = access.architecture().train()
         learner = Learner(self.edge_.parameters(), config.shadow_lr, amsgrad=True, eps=1e-3)
-        generator = stream(images.device, self.seed, "shadow")
+        generator, batch = stream(images.device, self.seed, "shadow"), step_size(config.batch, access.x_shape, config.width)
 
         def step() -> Tensor:
-            index = draw_rows(images.labels, config.batch, generator)
+            index = draw_rows(images.labels, batch, generator)
             x, y = images.take(index), images.labels[index]
             loss = through_cloud(cloud, send(channel, self.edge_(x), x, generator), y)
             learner.step(loss)
             return loss
 
-        counts = points(config.shadow_epochs * images.steps(config.batch))
+        counts = points(config.shadow_epochs * images.steps(batch))
         (self.losses_,) = train(
             step, counts, images.device, [generator],
             lambda part: learner.set_lr(config.shadow_lr * 0.5 ** (5 * part // len(counts))),

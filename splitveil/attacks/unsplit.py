@@ -19,6 +19,7 @@ layers the images are noise or grey, and worse than the mean image that it does 
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -29,6 +30,7 @@ from splitveil.attacks.shared.fitting import Learner
 from splitveil.attacks.shared.substitute_edge import distance, image_by_descent
 from splitveil.attacks.threat import Access, Observation, ThreatModel
 from splitveil.compute.launch import Repeated, one_by_one
+from splitveil.data.loader import batch_size
 from splitveil.options import option
 from splitveil.registry import ATTACKS
 from splitveil.rng import seed_of, stream
@@ -43,7 +45,7 @@ class Config(AttackConfig):
     clone_steps: int = option(100, at_least=1)
     """Steps on the clone's weights in a round."""
     captured: int = option(64, at_least=1)
-    """Most captured z that the clone is fitted to; drawn at random."""
+    """Most captured z that the clone is fitted to; drawn at random. Of large images fewer."""
     steps: int = option(1000, at_least=1)
     """Steps on each image in the end, with the clone held."""
     image_lr: float = option(1e-2, above=0)
@@ -73,7 +75,7 @@ class UnSplit(Attack[Config]):
         device, config = access.captured.device, self.config
         torch.manual_seed(seed_of(self.seed, "unsplit"))
         order = torch.randperm(len(access.captured), generator=stream(device, self.seed, "unsplit"), device=device)
-        z = access.captured[order[: config.captured]]
+        z = access.captured[order[: batch_size(prod(access.x_shape), config.captured)]]
         clone = access.architecture().eval()
         x = torch.full((len(z), *access.x_shape), 0.5, device=device, requires_grad=True)
         learn_x = Learner([x], config.image_lr, amsgrad=True)

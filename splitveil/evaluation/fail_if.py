@@ -2,8 +2,8 @@
 
 mse, ssim and psnr are means of the worst case over attacks; accuracy is a fraction; bits without a bound are infinite.
 
-A condition fails closed: where its number is missing, NaN, or made worthless by a flag, it counts as broken. gate.py adds what
-only the folder shows: attacks that are missing, or that no summary has counted yet.
+A condition fails closed: where its number is missing, NaN, or made worthless by a flag, it counts as broken; so does a leak where
+no attack looked at z. gate.py adds what only the folder shows: attacks that are missing, or that no summary has counted yet.
 """
 
 import operator
@@ -86,6 +86,9 @@ def doubts(summary: Summary, metrics: Sequence[str], accepted: Collection[str] =
     """One line for all that makes some of these metrics worthless, without the flags that are accepted."""
     lines = [] if summary.finite_weights else [f"{summary.name}: weights are NaN or infinite, so nothing can be judged"]
     if set(metrics) & set(LEAKS):
+        if summary.attacks and all(attack.method in FLOORS for attack in summary.attacks.values()):
+            floors = f"no attack looked at what is sent ({', '.join(summary.attacks)} answer with means)"
+            lines.append(f"{summary.name}: {floors}; run `splitveil attack … --suite quick`")
         lost = [name for name, attack in summary.attacks.items() if not attack.finite]
         lines += [f"{summary.name}: {name} gave no number, so what it finds cannot be ruled out" for name in lost]
     for flag, worthless in WORTHLESS.items():

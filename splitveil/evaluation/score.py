@@ -37,11 +37,14 @@ def releases(
     model: SplitModel, channel: Channel, x: Tensor, threat: ThreatModel, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
     """The releases [n, r, *z_shape] of each image that this attacker sees; and the shifts, if these are of near-duplicates."""
-    x = x.clone()  # an edge may begin with an in-place layer, and x is what reconstructions are held against
+
+    def z_of(x: Tensor) -> Tensor:
+        return model.edge(x.clone())  # it may begin with an in-place layer, and x is what reconstructions are held against
+
     if threat.near_duplicates:
         frames, shifts = burst(x, threat.observations, generator)
-        return torch.stack([channel.send(model.edge(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts
-    z = model.edge(x)
+        return torch.stack([channel.send(z_of(frame), frame, generator) for frame in frames.unbind(1)], 1), shifts
+    z = z_of(x)
     return torch.stack([channel.send(z, x, generator) for _ in range(threat.observations)], 1), None
 
 
@@ -65,7 +68,7 @@ def score(attack: Attack, parts: Parts | Victim, test: DeviceImages, seed: int) 
     columns: dict[str, list[Tensor]] = {}
     everything, done = torch.empty(test.images.shape, device=test.device), 0
     for x, observation in observe(parts.model, parts.channel, test, attack.requires, generator):
-        guess = attack.reconstruct(observation)
+        guess = attack.reconstruct(observation).clamp(0, 1)  # whoever attacks knows as much; NaN stays
         if guess.shape != x.shape:
             raise RuntimeError(f"{type(attack).__name__} gave {tuple(guess.shape)} for images of {tuple(x.shape)}")
         for name, metric in metrics.items():

@@ -81,7 +81,7 @@ def leak_of(edge: nn.Module, own: Tensor, private: Tensor) -> Leak:
 def features(edge: nn.Module, images: Tensor) -> Tensor:
     """z of the images as rows, [n, d]."""
     with in_mode(edge, False):
-        return torch.cat([edge(x).flatten(1) for x in images.split(BATCH)])
+        return torch.cat([edge(x.clone()).flatten(1) for x in images.split(BATCH)])  # it may begin in place
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def run_pass(
     correct, losses = [images.labels.new_zeros(0, dtype=torch.bool)], [torch.zeros((), device=images.device)]
     with in_mode(model, False):
         for x, y in images.in_order(batch_size(model.z_shape.numel(), size)):
-            z = model.edge(x)
+            z = model.edge(x.clone())  # it may begin in place, and the channel gets x as well
             sent, noisy = channel.walk(z, x, generator)
             flat = z.flatten(1)
             features.append(flat)

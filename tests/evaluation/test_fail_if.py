@@ -65,3 +65,13 @@ def test_without_an_attack_no_leak_is_ruled_out() -> None:
     (line,) = broken(flagged(worst_case=None), [KEPT["ssim"]])
     assert line.startswith("first: ssim is nan (no attack gave a number; run `splitveil attack`")
     assert line.endswith("so ssim>0.99 cannot be ruled out")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_attacks_that_never_look_at_z_rule_out_no_leak(metric: str) -> None:
+    floors = {name: attack_result(name, CEILING) for name in ("mean_image", "class_mean")}
+    lines = broken(flagged(attacks=floors), [KEPT[metric]])
+    told = "first: no attack looked at what is sent (mean_image, class_mean answer with means); "
+    told += "run `splitveil attack … --suite quick`"
+    assert lines == ([told] if metric in LEAKS else [])
+    assert broken(flagged(attacks=floors | {"ridge": attack_result("ridge", CEILING / 2)}), [KEPT[metric]]) == []

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil import attacks
-from splitveil.attacks.threat import Observation, ThreatModel
+from splitveil.attacks.threat import Observation, ThreatModel, grant
 from splitveil.channel import Channel
 from splitveil.data import ImageSet
 from splitveil.data.loader import DeviceImages
@@ -95,3 +95,31 @@ def test_an_edge_that_begins_in_place_leaves_the_private_images(threat: ThreatMo
     model = SplitModel(nn.Sequential(Shifts(), parts.model.edge), parts.model.cloud, (2, 16, 16), (1, 16, 16))
     batches = list(observe(model, parts.channel, images, threat, torch.Generator().manual_seed(0)))
     assert torch.equal(torch.cat([x for x, _ in batches]), images.take(slice(None)))
+
+
+def test_an_answer_beyond_black_and_white_counts_as_black_or_white() -> None:
+    """Whoever attacks knows that no image is brighter than white; without that its error, and so the model, looks better."""
+
+    class Bright(Guess):
+        def reconstruct(self, observation: Observation) -> Tensor:
+            found = torch.full((len(observation.z), *self.shape), 3e18)
+            found[:, :, 0], found[:, :, 1] = -torch.inf, torch.nan
+            return found
+
+    parts, images = setting()
+    rows, rebuilt = score(Bright((1, 16, 16)), parts, images, 0)
+    assert rebuilt[:, :, 0].eq(0).all() and rebuilt[:, :, 1].isnan().all() and rebuilt[:, :, 2:].eq(1).all()
+    assert np.isnan(rows["mse"]).all()  # of a number that is none it is known that the attack has failed
+
+
+def test_an_edge_that_begins_in_place_leaves_the_image_that_the_channel_looks_at() -> None:
+    """Otherwise keyed noise is not that of the query, and not that of the device, which has the image as it was taken."""
+    parts, images = setting()
+    channel = Channel([build("keyed_noise", sigma=0.5)])
+    channel.deploy()
+    model = SplitModel(nn.Sequential(Shifts(), parts.model.edge), parts.model.cloud, (2, 16, 16), (1, 16, 16))
+    access = grant(ThreatModel(), model, channel, images, CPU, 0)
+    assert access.query is not None
+    batches = list(observe(model, channel, images, ThreatModel(), torch.Generator()))
+    for x, seen in batches:
+        assert torch.equal(seen.z, access.query(x))

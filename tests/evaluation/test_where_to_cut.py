@@ -108,3 +108,15 @@ def test_large_features_get_fewer_images_and_never_less_than_fifty() -> None:
     assert images_for(with_z(1000), 1000) == 1000  # type: ignore[arg-type]
     assert images_for(with_z(2**20), 1000) == 256  # type: ignore[arg-type]
     assert images_for(with_z(2**28), 1000) == 50  # type: ignore[arg-type]
+
+
+def test_an_edge_that_begins_in_place_leaves_the_images_for_the_next_cut() -> None:
+    class Shifts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sub_(0.5)
+
+    own, private = torch.rand(60, 1, 16, 16), torch.rand(20, 1, 16, 16)
+    before = own.clone(), private.clone()
+    found = leak_of(nn.Sequential(Shifts(), nn.AvgPool2d(2)), own, private)
+    assert torch.equal(own, before[0]) and torch.equal(private, before[1])
+    assert found.mse == pytest.approx(leak_of(nn.AvgPool2d(2), own, private).mse, rel=1e-3)

@@ -16,7 +16,7 @@ anything; losses stay on the device and are read once, at the end.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from math import cos, gcd, pi
+from math import cos, gcd, pi, prod
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,15 @@ from torch import Tensor, nn
 from splitveil.compute.cuda_graph import lr_on, set_lr
 from splitveil.compute.launch import Repeated, one_by_one
 from splitveil.compute.muon import Muon
-from splitveil.data.loader import DeviceImages, Feed, Rows
+from splitveil.data.loader import LARGE, DeviceImages, Feed, Rows
 from splitveil.rng import stream
 
 COPIED = 2**30
 """A part of images is copied if all have at most so many bytes; its batches are then a little faster."""
 FIRST = 0.1
 """Share of its rate with which a learner begins that has to warm up."""
+IN_A_LAYER = 2**25
+"""Numbers that one layer holds for the images of a step, at most (128 MiB)."""
 POINTS = 50
 """A training without epochs reports at most so many means of its loss."""
 
@@ -58,6 +60,13 @@ def held_out(images: DeviceImages, count: int) -> tuple[DeviceImages, DeviceImag
     for part, chosen in zip(parts, (kept, out)):
         part.images, part.labels = images.images[chosen], images.labels[chosen]
     return parts
+
+
+def step_size(batch: int, x_shape: Sequence[int], width: int) -> int:
+    """Images a step: the batch that was asked for, or of large images as many as a layer of this width may hold at full size."""
+    if prod(x_shape) <= LARGE:
+        return batch
+    return max(2, min(batch, IN_A_LAYER // (width * prod(x_shape[1:]))))
 
 
 class Watch:

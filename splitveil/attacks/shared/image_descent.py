@@ -93,6 +93,13 @@ class Release:
         return torch.stack([matched_distance(z, target) for z in self(x)]).mean(0)
 
 
+def in_parts(rows: int, work: Callable[..., Tensor], *given: Tensor | float) -> Tensor:
+    """What `work` makes of tensors [b, …] (and of numbers) of which it gets at most so many rows at a time."""
+    count = max(len(each) for each in given if isinstance(each, Tensor))
+    slices = [slice(start, start + rows) for start in range(0, count, rows)]
+    return torch.cat([work(*(each[part] if isinstance(each, Tensor) else each for each in given)) for part in slices])
+
+
 def places(steps: int) -> list[int]:
     """The steps before which the course of a descent is noted, and its end."""
     return [*range(0, steps, max(1, -(-steps // (POINTS - 1)))), steps]

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Attack, AttackConfig
-from splitveil.attacks.shared.fitting import Watch, held_out, thinned
+from splitveil.attacks.shared.fitting import IN_A_LAYER, Watch, held_out, step_size, thinned
 from splitveil.attacks.threat import Access, Observation, ThreatModel
-from splitveil.data.loader import LARGE, DeviceImages, batch_size
+from splitveil.data.loader import DeviceImages, batch_size
 from splitveil.defences import AttackHints
 from splitveil.options import option
 from splitveil.registry import UserError
@@ -38,8 +38,6 @@ CHUNK = 500
 """So many images are rebuilt at once."""
 SQUARED = 10_000
 """So many rows are squared at once."""
-IN_A_LAYER = 2**25
-"""Numbers that one layer holds for the images of a step, and numbers in the images held out, at most (128 MiB)."""
 HELD_OUT = 20, 500
 """One image in 20 is held out, and at most 500."""
 
@@ -175,6 +173,8 @@ class InverseAttack(Attack[I]):
     """Base of `decoder` and `gan`: gives the inverse network its inputs, and rebuilds images with it."""
 
     net_: Inverse | Mean
+    at_once_: int
+    """Images that are rebuilt at a time."""
 
     def __init__(self, config: I, seed: int) -> None:
         super().__init__(config, seed)
@@ -199,6 +199,7 @@ class InverseAttack(Attack[I]):
     def hold_out(self, access: Access) -> tuple[Access, DeviceImages]:
         """Access without the few images that are held out, and the images held out."""
         assert access.auxiliary is not None
+        self.at_once_ = batch_size(prod(access.x_shape), CHUNK)
         every, most = HELD_OUT
         own = thinned(access.auxiliary, self.config.images)
         if len(own) < len(access.auxiliary):
@@ -207,10 +208,8 @@ class InverseAttack(Attack[I]):
         return replace(access, auxiliary=images), out
 
     def step_size(self, access: Access) -> int:
-        """Images a step: the batch that was asked for, or of large images as many as a layer at full size may hold."""
-        if prod(access.x_shape) <= LARGE:
-            return self.config.batch
-        return max(2, min(self.config.batch, IN_A_LAYER // (self.config.width * prod(access.x_shape[1:]))))
+        """Images a step: the batch that was asked for, or fewer of large images."""
+        return step_size(self.config.batch, access.x_shape, self.config.width)
 
     def ask_once(self, access: Access, out: DeviceImages) -> Asked:
         """Send the held-out images part by part, once for all epochs; returns them with the answers."""
@@ -239,6 +238,6 @@ class InverseAttack(Attack[I]):
 
     @torch.no_grad()
     def reconstruct(self, observation: Observation) -> Tensor:
-        parts, logits = observation.z.split(CHUNK), observation.logits if self.config.logits else None
-        told = (None,) * len(parts) if logits is None else logits.float().split(CHUNK)
+        parts, logits = observation.z.split(self.at_once_), observation.logits if self.config.logits else None
+        told = (None,) * len(parts) if logits is None else logits.float().split(self.at_once_)
         return torch.cat([self.net_(z, logits) for z, logits in zip(parts, told)]).clamp(0, 1)

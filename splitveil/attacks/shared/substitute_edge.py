@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitveil.attacks.shared.fitting import Learner, points, train
+from splitveil.attacks.shared.fitting import Learner, points, step_size, train
 from splitveil.attacks.shared.image_descent import descend, total_variation
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
@@ -41,6 +41,7 @@ def train_inverse(
     edge.eval()
     net = res_decoder(z_shape, tuple(images.images.shape[1:]), blocks, width).to(images.device)
     learner, generator = Learner(net.parameters(), lr, weight_decay=1e-4), stream(images.device, seed, "inverse")
+    batch = step_size(batch, images.images.shape[1:], width)
 
     def step() -> Tensor:
         x = images.take(draw_rows(images.labels, batch, generator))
@@ -56,11 +57,11 @@ def train_inverse(
 
 
 @torch.no_grad()
-def adapt_batchnorm(net: nn.Module, z: Tensor) -> None:
+def adapt_batchnorm(net: nn.Module, z: Tensor, rows: int = 500) -> None:
     """Take BatchNorm's statistics from the features z that the net will see, not from a substitute's (AdaBN, Li et al. 2017)."""
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     net.train()
-    for i, part in enumerate(z.split(500)):
+    for i, part in enumerate(z.split(rows)):
         for norm in norms:
             norm.momentum = 1 / (i + 1)  # the mean over all parts
         net(part)
