@@ -31,7 +31,7 @@ class SplitModel(nn.Module):
 
 def encode(model: SplitModel, x: Tensor) -> Tensor:
     """z of the edge, not in half precision."""
-    z = model.edge(x)
+    z = model.edge(x.clone())  # its first layer may write into it, and channel and defences look at the image
     return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z  # noise and statistics need the digits
 
 

@@ -2,13 +2,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from splitveil.channel import Channel
 from splitveil.cli.arguments import parse
 from splitveil.split_model import SplitModel
 from splitveil.surrogates.recall import Recall
 from splitveil.training import step
-from splitveil.training.step import Means
+from splitveil.training.step import Means, Pipeline
 from splitveil.training.train_runs import train_run
 
 
@@ -63,3 +64,27 @@ def test_sums_stay_where_they_are_so_that_a_captured_step_finds_them():
     means.add({"loss": torch.tensor(3.0)})
     assert means.sums.data_ptr() == place
     assert means.read() == {"loss": 3.0}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_defences_see_what_was_sent_and_an_image_as_it_was_taken(inplace: bool) -> None:
+    """Also where the two halves write into what they are given: a proxy decoder must train on what an attacker sees."""
+
+    class Shifts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sub_(0.5) if inplace else x - 0.5
+
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 2, 3)
+    edge = nn.Sequential(Shifts(), first)
+    cloud = nn.Sequential(nn.ReLU(inplace=inplace), nn.Flatten(), nn.Linear(72, 3))
+    model = SplitModel(edge, cloud, (2, 6, 6), (1, 8, 8))
+    x, y = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(4) % 3
+    before = x.clone()
+    outcome = Pipeline(model, Channel([]))(x, y, torch.Generator())
+    assert torch.equal(x, before)
+    assert outcome.sent.min() < 0 and torch.equal(outcome.sent, outcome.z)
+    (outcome.loss + outcome.sent.square().mean()).backward()
+    z = first(before - 0.5)
+    loss = nn.functional.cross_entropy(cloud(z.clone()), y) + z.square().mean()
+    torch.testing.assert_close(first.weight.grad, torch.autograd.grad(loss, first.weight)[0])
