@@ -101,6 +101,7 @@ def test_every_setting_that_is_no_method_survives_with_another_value():
     cem = replace(varied(replace(CEMConfig(), surrogate=SURROGATES["rate"].config())), surrogate=None, lr_rescale="off")
     for left_out in ({"muon": 0.0}, {"edge_weight_decay": None}):  # which do not go together
         train = replace(varied(TrainConfig()), schedule="milestones", **left_out)
+        train = replace(train, distillation=replace(train.distillation, defended="ema"))  # whose average `decay` is of
         config = Config('it\'s "me"\\', 3, "cpu", splits=varied(SplitsConfig()), cem=cem, train=train, defences=(), attacks=())
         assert from_dict(tomllib.loads(to_toml(to_dict(config)))) == config
 
