@@ -33,7 +33,7 @@ from splitveil.evaluation.victim import Kept, Victim
 from splitveil.evaluation.which_attacks_count import Place, standing, why_not
 from splitveil.metrics import probes
 from splitveil.progress import console, steps_bar
-from splitveil.registry import UserError
+from splitveil.registry import UserError, told
 from splitveil.runs import Run
 from splitveil.training.build import Parts, build_parts
 from splitveil.training.checkpoint import load_weights
@@ -117,15 +117,27 @@ def attack_all(
     return found.skipped
 
 
+BREAKS = (torch.OutOfMemoryError, torch.linalg.LinAlgError, MemoryError)
+"""What ends one attack and says nothing about the next."""
+
+
 def attack_once(trial: Trial, place: Place, attack: Attack) -> None:
+    """Run one attack to its folder. If it breaks off for want of memory, or in a matrix, that is told in one line."""
+    try:
+        fit_and_score(trial, place, attack)
+    except BREAKS as error:
+        raise UserError(f"{place.name} broke off: {told(error)}") from error
+
+
+def fit_and_score(trial: Trial, place: Place, attack: Attack) -> None:
     """Fit one attack, let it rebuild the test images, have them judged and probed, and write its folder."""
     victim = trial.victim
     restrict(attack, victim)
     test, knows = victim.test_images, attack.requires
     config, name, seed, images = place.config, place.name, victim.seed, trial.own[asked_images(place.config)]
     check_classes(name, knows, images, victim.test)
-    told = "; ".join(f"{what} {value}" for what, value in knows.describe().items())
-    console.print(f"{name} knows: {told}", style="dim", highlight=False, markup=False)
+    known = "; ".join(f"{what} {value}" for what, value in knows.describe().items())
+    console.print(f"{name} knows: {known}", style="dim", highlight=False, markup=False)
     began = time.perf_counter()
     fit(trial, config, attack)
     rows, rebuilt = score(attack, victim, test, seed)

@@ -153,10 +153,19 @@ def test_assertions_refuse_a_summary_of_before_an_attack_that_was_asked_for_and_
     assert_leakage(run, mse_above=0)
 
 
+BREAKS = [
+    UserError("ridge needs more memory than there is"), torch.OutOfMemoryError("out of memory. Tried to allocate 2 GiB\nof 1"),
+    torch.linalg.LinAlgError("the matrix is not positive-definite"), MemoryError(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
 @pytest.mark.usefixtures("tiny_suites")
-def test_an_attack_of_a_suite_that_failed_is_missing_and_is_run_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_of_a_suite_that_failed_is_missing_and_is_run_again(
+    error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: Ridge, access: object) -> Ridge:
-        raise UserError("ridge needs more memory than there is")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(Ridge, "fit", refuse)
@@ -166,6 +175,18 @@ def test_an_attack_of_a_suite_that_failed_is_missing_and_is_run_again(run: Path,
     assert exit_code("attack", run, "--suite", "standard") == 0
     assert exit_code("evaluate", run, "--fail-if", "ssim>0.9999") == 0
     assert list(read_summary(run).skipped) == ["mask"]
+
+
+def test_an_attack_that_was_asked_for_and_has_no_room_ends_in_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Ridge, access: object) -> Ridge:
+        raise BREAKS[1]
+
+    monkeypatch.setattr(Ridge, "fit", refuse)
+    assert exit_code("attack", run, "--attacks", "ridge", "--only") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith("ridge broke off: OutOfMemoryError: out of memory. Tried to allocate 2 GiB")
 
 
 @pytest.mark.usefixtures("tiny_suites")
