@@ -315,11 +315,13 @@ class Adapter:
     def confirm(self, message: bytes, sigma: float) -> None:
         """Call this when devices have taken this message: z comes from them from here on. `sigma` is that of the channel's noise.
 
-        What was kept before is of another gain and is overwritten.
+        What was kept before is of another gain and is overwritten. A server that starts anew confirms the last message that
+        devices took: its next one is numbered after that, and they refuse any that is not newer.
         """
         if not sigma > 0:
             raise UserError(f"adaptation: sigma is {sigma}, must be above 0: that of the channel's noise")
         update = read(message)
+        self.number = max(self.number, update.number)
         self.replay.clear()
         self.model.device_gain.copy_(update.gain)
         self.model.device_shift.copy_(update.shift)

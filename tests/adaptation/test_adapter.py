@@ -265,6 +265,21 @@ def test_an_update_moves_what_it_may_to_the_device_and_the_answers_mean_the_same
     assert torch.allclose(adapter(client.edge(x)), made.model.cloud(z), atol=1e-4)
 
 
+def test_after_a_restart_of_the_server_devices_take_its_next_update() -> None:
+    made = world()
+    client = Client(made.model.edge, made.channel, SHAPE)
+    before = adapter_of(made)
+    messages = [before.update(client.digest) for _ in range(2)]
+    for message in messages:
+        client.apply(message)
+    anew = adapter_of(made)
+    with pytest.raises(UserError, match="the update has number 1, must be above 2"):
+        client.apply(adapter_of(made).update(client.digest))
+    anew.confirm(messages[-1], SIGMA)
+    client.apply(anew.update(client.digest))
+    assert client.number == 3
+
+
 def test_without_descent_there_is_nothing_to_send() -> None:
     with pytest.raises(UserError, match="descent is off"):
         adapter_of(world(), AdapterConfig()).update("")
