@@ -61,7 +61,7 @@ def answers() -> Iterator[list[tuple[int, str]]]:
         handle.remove()
 
 
-QUICK = ("refine", "rmle", "shadow", "unsplit", "deep_prior")
+QUICK = ("unsplit", "deep_prior")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ CPU = torch.device("cpu")
 WITHOUT_CUDA = ("step", "floor", "loop", "refresh", "sklearn")
 
 
+@pytest.mark.slow
 def test_every_surrogate_has_its_cost_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "bench.json"

@@ -1,5 +1,6 @@
 import time
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -62,6 +63,7 @@ def test_an_edge_is_timed_one_image_at_a_time_on_one_thread_and_threads_are_as_b
     assert torch.get_num_threads() == before and edge.training
 
 
+@pytest.mark.slow
 def test_a_slow_edge_is_timed_with_fewer_images() -> None:
     edge = Slow(0.8)
     assert latency(edge, (3, 8, 8)).milliseconds >= 800

@@ -128,6 +128,7 @@ def test_the_loss_and_its_gradient_are_those_of_a_loop(
         torch.testing.assert_close(*pulls, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10_000), tokens=st.sampled_from([1, 2]), banked=st.booleans())
 def test_learned_attentions_are_those_of_a_loop_and_climb_where_z_descends(seed: int, tokens: int, banked: bool) -> None:
