@@ -17,7 +17,7 @@ from splitveil.runs import Run, differences
 from splitveil.training.train_runs import train_runs
 
 ANYHOW = {"name", "device", "imports"}
-"""Settings that make no other run."""
+"""Settings in which two runs may differ and still be the same run."""
 
 
 def check_same(folder: Path, config: Config) -> None:

@@ -118,7 +118,7 @@ def attack_all(
 
 
 BREAKS = (torch.OutOfMemoryError, torch.linalg.LinAlgError, MemoryError)
-"""What ends one attack and says nothing about the next."""
+"""Errors that end one attack; the next one may work all the same."""
 
 
 def attack_once(trial: Trial, place: Place, attack: Attack) -> None:

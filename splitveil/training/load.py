@@ -1,8 +1,10 @@
 """A trained run as a model to use, without its data set.
 
-model, channel, classes = splitveil.load("runs/first")
-z = channel.serve().send(model.edge(x), x)          on the device: x [b, c, h, w] with pixels in [0, 1]
-answer = model.cloud(z).argmax(1)                   in the cloud: the number of a class, whose name is in `classes`
+    model, channel, classes = splitveil.load("runs/first")
+    z = channel.serve().send(model.edge(x), x)          on the device: x [b, c, h, w] with pixels in [0, 1]
+    answer = model.cloud(z).argmax(1)                   in the cloud: the number of a class, whose name is in `classes`
+
+The header of the weights says for which images they are; a black image of that kind stands for the data set.
 """
 
 import dataclasses

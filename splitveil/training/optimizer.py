@@ -28,7 +28,7 @@ def inner_matrices(parts: Parts) -> list[Tensor]:
 
 
 def check_muon(parts: Parts, config: TrainConfig) -> None:
-    """Refuse Muon where nothing is for it; to be asked before a training begins."""
+    """Refuse Muon where there is no matrix that it may train. Called before a run's folder is made."""
     if config.muon and not inner_matrices(parts):
         raise UserError(f"train.muon is {config.muon}, but no matrix here has two sides of {SHORTEST} or more; leave it out")
 
