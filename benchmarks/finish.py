@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from types import FrameType
 
 from splitveil.config import Config, from_dict, to_dict
@@ -45,9 +46,18 @@ def finish(configs: Sequence[Config], root: Path, together: int = 1) -> list[Sum
     """The summaries of all runs, `together` of them trained at a time; a run that has its summary is not touched again."""
     missing = [config for config in configs if not done(root / config.name, config)]
     for group in groups(missing, together):
-        for run, splits, device in train_runs({root / config.name: config for config in group}):
+        began = perf_counter()
+        trained = train_runs({root / config.name: config for config in group})
+        print(f"{', '.join(config.name for config in group)}: trained in {perf_counter() - began:.0f} s", flush=True)
+        for run, splits, device in trained:
+            began = perf_counter()
             attack_run(run, splits, device)
+            attacked = perf_counter()
             evaluate_run(run, splits, device)
+            print(
+                f"{run.folder.name}: attacked in {attacked - began:.0f} s, evaluated in {perf_counter() - attacked:.0f} s",
+                flush=True,
+            )
     return [read_summary(root / config.name) for config in configs]
 
 

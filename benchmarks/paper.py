@@ -1,6 +1,6 @@
 """The rows of the CEM paper under the paper's own settings, beside the published numbers.
 
-    python -m benchmarks.paper --data DIR --minutes 9                   # DIR holds cifar-10-batches-bin/; for a GPU
+    python -m benchmarks.paper --data DIR --together 4 --minutes 9      # DIR holds cifar-10-batches-bin/; for a GPU
     python -m benchmarks.paper --data DIR --set cifar100 --minutes 9    # none, Noise_ARL and + CEM
     python -m benchmarks.paper --data DIR --rows noise_arl --sigmas 0.01,0.05,0.1,0.15 --epochs 60
 
@@ -17,17 +17,20 @@ import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.finish import at_most, done
+import torch
+
+from benchmarks.finish import at_most, done, groups
 from benchmarks.start import start
 from splitveil.cli.arguments import parse
 from splitveil.config import Config
+from splitveil.data.splits import Splits
 from splitveil.evaluation.claims import write_claim
 from splitveil.evaluation.evaluate import evaluate_run
 from splitveil.evaluation.run_attacks import attack_run
 from splitveil.evaluation.suites_begun import begin
 from splitveil.evaluation.summary import Summary, read_summary
 from splitveil.runs import Run
-from splitveil.training.train_runs import train_run
+from splitveil.training.train_runs import train_runs
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
 Published = tuple[float, float, float, float | None, float | None]
@@ -101,16 +104,22 @@ def config_of(row: Row, options: argparse.Namespace) -> Config:
     return parse([*recipes, *flags, *flags_of(parse([*recipes, *flags]), options.epochs, row.sigma)])
 
 
-def finished(config: Config, root: Path, suite: str) -> tuple[Summary, Run]:
-    """The run of a config, trained, attacked and evaluated as far as that is still to be done."""
-    folder = root / config.name
-    if done(folder, config) and read_summary(folder).suite == (suite or None):
-        return read_summary(folder), Run.open(folder)
-    run, splits, device = train_run(folder, config)
+def suite_of(row: Row, options: argparse.Namespace) -> str:
+    """The suite that a row meets beside its recipe's attacks; "" for none."""
+    return "standard" if row.name in options.suite_rows.split(",") and row.sigma is None else ""
+
+
+def is_finished(folder: Path, config: Config, suite: str) -> bool:
+    """True if a row has its summary, with the attacks of its suite if it is to meet one."""
+    return done(folder, config) and read_summary(folder).suite == (suite or None)
+
+
+def judge(run: Run, splits: Splits, device: torch.device, suite: str) -> None:
+    """Attack and evaluate a trained run."""
     if suite:
-        begin(folder / "attacks", suite)
+        begin(run.folder / "attacks", suite)
     attack_run(run, splits, device)
-    return evaluate_run(run, splits, device), run
+    evaluate_run(run, splits, device)
 
 
 def selected(accuracies: list[float]) -> float:
@@ -164,17 +173,33 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def run_rows(rows: list[Row], options: argparse.Namespace) -> None:
-    """Finish one row after the other, and write the claim of all that are finished after each."""
+    """Train rows side by side, judge one after the other, and write the claim of all that are finished after each."""
+    configs = {row: config_of(row, options) for row in rows}
+    finished = [row for row, config in configs.items() if is_finished(options.runs / config.name, config, suite_of(row, options))]
+    missing = {config.name: row for row, config in configs.items() if row not in finished}
+    write_rows(finished, len(rows), options)
+    for group in groups([configs[row] for row in missing.values()], options.together):
+        for run, splits, device in train_runs({options.runs / config.name: config for config in group}):
+            row = missing[run.folder.name]
+            judge(run, splits, device, suite_of(row, options))
+            finished = [one for one in rows if one in (*finished, row)]
+            lines = write_rows(finished, len(rows), options)
+            told = lines[finished.index(row)]
+            print("{row:28} accuracy {accuracy:.4f}  MSE {mse:.5f}  published {published}".format(**told), flush=True)
+
+
+def write_rows(rows: list[Row], of: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Write the claim of finished rows, if there are any; its lines."""
     summaries, lines = [], []
     for row in rows:
-        suite = "standard" if row.name in options.suite_rows.split(",") and row.sigma is None else ""
-        summary, run = finished(config_of(row, options), options.runs, suite)
-        given = PUBLISHED[options.set][row.name][row.cem]
-        lines.append(line_of(row, summary, [line["accuracy"] for line in run.metrics()], given))
-        summaries.append(summary)
-        print("{row:28} accuracy {accuracy:.4f}  MSE {mse:.5f}  published {published}".format(**lines[-1]), flush=True)
-        claim = f"{len(lines)} of {len(rows)} rows of the paper on {options.set}, {options.epochs} epochs, seed {options.seed}"
+        run = Run.open(options.runs / config_of(row, options).name)
+        summaries.append(read_summary(run.folder))
+        accuracies = [line["accuracy"] for line in run.metrics()]
+        lines.append(line_of(row, summaries[-1], accuracies, PUBLISHED[options.set][row.name][row.cem]))
+    if rows:
+        claim = f"{len(rows)} of {of} rows of the paper on {options.set}, {options.epochs} epochs, seed {options.seed}"
         write_claim(options.out, claim, command_of(options), summaries, lines=lines)
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -186,6 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--suite-rows", default=SUITE_ROWS, help="rows that meet the suite `standard`")
     parser.add_argument("--epochs", type=int, default=PAPER_EPOCHS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--together", type=int, default=1, help="rows that are trained side by side on a GPU")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes, with exit code 3; call again to go on")
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--out", type=Path)

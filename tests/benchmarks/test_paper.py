@@ -28,18 +28,8 @@ def data(tmp_path: Path) -> Path:
 
 def call(data: Path, *more: str) -> None:
     folder = data.parent
-    own = [
-        "--data",
-        str(data),
-        "--rows",
-        "dropout",
-        "--epochs",
-        "2",
-        "--runs",
-        str(folder / "runs"),
-        "--out",
-        str(folder / "out.json"),
-    ]
+    own = ["--data", str(data), "--rows", "dropout", "--epochs", "2"]
+    own += ["--runs", str(folder / "runs"), "--out", str(folder / "out.json")]
     main([*own, *more, *SMALL])
 
 
@@ -58,7 +48,7 @@ def test_rows_are_written_as_they_are_finished_and_are_not_done_again(data: Path
     with pytest.raises(SystemExit) as stopped:
         call(data, "--minutes", "0.0001")
     assert stopped.value.code == 3
-    call(data)
+    call(data, "--together", "2")  # both rows side by side
     claim = json.loads((data.parent / "out.json").read_text())
     assert [line["row"] for line in claim["lines"]] == ["dropout", "dropout + CEM"]
     for line, published in zip(claim["lines"], PUBLISHED["cifar10"]["dropout"]):
