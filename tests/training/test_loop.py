@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiling import torch_may_warn
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -362,7 +363,7 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@torch_may_warn
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("surrogate", ["gated", "recall"])
 def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
