@@ -50,7 +50,8 @@ class CEMConfig:
     strength: float = option(16.0, at_least=0)
     """lambda, the weight of the conditional-entropy gradient at the cut; 0 or more."""
     sigma: float | None = None
-    """Sets the threshold tau of a hinge where the channel has no Gaussian noise; with noise the channel's sigma is used."""
+    """Sets the threshold tau of a hinge where the channel has no Gaussian noise; with noise the channel's sigma is used, and a
+    warning says so."""
     lr_rescale: Literal["capped", "reference", "off"] = "capped"
     """rho(lr): capped = min(1, 1e-3/lr); reference = the published rule, which jumps at lr 4.1e-4; off = 1."""
     warmup: int | None = option(None, at_least=0)
@@ -67,7 +68,8 @@ class CEMConfig:
     lr: float = option(1e-3, above=0)
     """Learning rate of the Adam that trains the surrogate's own parameters, if it has any."""
     pool: int | None = option(None, above=0)
-    """Average z over a grid of pool x pool before it is measured; default is all of z, which is what leaves the device."""
+    """Average z over a grid of pool x pool before it is measured; default is all of z, which is what leaves the device. The
+    surrogate's sigma stays that of z, more than an average's: tau is higher than without pool, the bits of `rate` are too few."""
     refresh_from: Literal["pass", "training"] = "pass"
     """Features of a refresh: from a pass over all images, or from the steps of the epoch before, which saves that pass."""
     target_bits: float | None = option(None, above=0)

@@ -14,11 +14,12 @@ from splitveil.surrogates import FeatureSpace, Surrogate
 from splitveil.training.build import Parts
 
 
-def alone(config: Config, full: Surrogate, c: int, sigma: float | None) -> Surrogate:
-    """The surrogate of one class: the parameters are `full`'s own, the statistics its row of them."""
+def alone(config: Config, full: Surrogate, c: int, sigma: float | None, device: torch.device) -> Surrogate:
+    """The surrogate of one class on `full`'s device: the parameters are `full`'s own, the statistics its row of them."""
     entry = SURROGATES.of(config.cem.surrogate)
     surrogate = entry.make_from(config.cem.surrogate, space=FeatureSpace(full.dim, 1, sigma, image=full.space.image))
     without_banks(surrogate)
+    surrogate.to(device)  # what no state holds, such as recall's sharpness, comes from nowhere else
     shapes = {name: value.shape for name, value in surrogate.state_dict().items()}
     state = full.state_dict(keep_vars=True)
     own = {name: value if value.shape == shapes[name] else value[c : c + 1] for name, value in state.items()}
@@ -54,7 +55,7 @@ def at_once_and_looped(config: Config, parts: Parts, z: Tensor, y: Tensor, x: Te
     assert parts.cem is not None
     full = parts.cem.surrogate
     without_banks(full)  # the loop would need one for each class
-    each = [alone(config, full, c, parts.channel.noise_std) for c in range(full.classes)]
+    each = [alone(config, full, c, parts.channel.noise_std, z.device) for c in range(full.classes)]
     losses = [lambda: full(z, y, x).loss, lambda: one_by_one(each, z, y, x)]
     values = [loss() for loss in losses]
     if values[0] == 0:

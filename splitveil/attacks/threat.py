@@ -4,12 +4,12 @@ An attack gets these two objects and nothing else. So what they hold enforces th
 
 - What a threat model denies to the attacker is None in Access.
 - Neither object holds a private image. Only `splitveil.evaluation.score` has both the images and their reconstructions.
-- No attribute of a query leads to the edge behind it, and `Untrained` holds none of the victim's parameters.
+- No attribute of a query leads to the edge behind it, and `Untrained` holds none of the victim's
+  parameters, nor what training has left in its layers otherwise.
 
 Python cannot hide memory: code that looks into a function's closure finds the edge there. A test asserts that no attack does so.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, Protocol
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from splitveil.attacks.shared.untrained import Untrained
 from splitveil.channel import Channel
 from splitveil.data.loader import DeviceImages
 from splitveil.defences import AttackHints
@@ -143,30 +144,6 @@ def make_query(edge: nn.Module, channel: Channel, generator: torch.Generator, re
 
     query.generator = generator  # type: ignore[attr-defined]
     return query  # type: ignore[return-value]
-
-
-def varies(values: Tensor) -> bool:
-    return bool((values != values.flatten()[:1]).any())
-
-
-class Untrained:
-    """Makes edges of the victim's architecture, each with new random parameters; it holds none of the victim's own."""
-
-    def __init__(self, edge: nn.Module) -> None:
-        self._template = copy.deepcopy(edge)
-        self()  # overwrites the copy: the victim's parameters must not be here
-
-    def __call__(self) -> nn.Module:
-        for module in self._template.modules():
-            own = [(parameter, parameter._version, parameter.detach().clone()) for parameter in module.parameters(recurse=False)]
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
-            for parameter, version, before in own:
-                # A reset may not reach it, as where weight_norm computes the weight from it; a constant tells nothing.
-                if not callable(reset) or (parameter._version == version and torch.equal(parameter, before) and varies(before)):
-                    nn.init.normal_(parameter, std=0.02)
-        return copy.deepcopy(self._template).requires_grad_()
 
 
 @dataclass(frozen=True)

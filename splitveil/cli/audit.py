@@ -61,7 +61,7 @@ def run_audit(arguments: list[str]) -> bool:
         suite=own["--suite"] or "quick", attacks=to_dict(config)["attacks"] if named else None,
         targets=targets, seed=config.seed, name=config.name, folder=Path(own["--out"]),
     )  # fmt: skip
-    show(report)
+    show(report, gaps=not conditions)
     lines = refusals(report.folder, report.summary, conditions, accepted, own["--suite"])
     if lines:
         say(*lines, sep="\n", file=sys.stderr)
@@ -162,9 +162,9 @@ def opened(own: dict[str, Any]) -> Any:
     return net
 
 
-def show(report: AuditReport) -> None:
+def show(report: AuditReport, gaps: bool) -> None:
     """Print the table, what a reader must know, and where the results are."""
-    print_table([report.summary])
+    print_table([report.summary], gaps)
     for note in report.notes:
         console.print(note, highlight=False, markup=False)
     for flag, why in report.not_checked.items():

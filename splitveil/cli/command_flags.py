@@ -129,7 +129,9 @@ DESIGN = (
     Flag("--max-numbers", "N", "The most numbers that are sent of an image, such as 512."),
     Flag("--max-ms", "MS", "The most milliseconds that the edge takes for an image on one thread of this CPU."),
     Flag(
-        "--accuracy", "SHARE", "Ask for this accuracy at least, such as 0.88: then the design that hides most above it is taken."
+        "--accuracy",
+        "SHARE",
+        "Ask for this validation accuracy at least, such as 0.88: then the design that hides most above it is taken.",
     ),
     Flag(
         "--mse",

@@ -168,7 +168,7 @@ def evaluate_command(arguments: list[str]) -> None:
         summaries.append(summary)
         lines += refusals(folder, summary, conditions, accepted, suite_name)
     if summaries:
-        print_table(summaries)
+        print_table(summaries, gaps=not conditions)
     if lines:
         say(*lines, sep="\n", file=sys.stderr)
         sys.exit(3)

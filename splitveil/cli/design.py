@@ -118,8 +118,8 @@ def recipe(final: Final, config: Config, name: str) -> str:
     """The recipe of a finalist, with a comment that says what it reached."""
     table = to_dict(final.design.config(config, config.train.epochs, config.attacks)) | {"name": name}
     summary = final.summary
-    head = f"# Found by `splitveil design`: accuracy {summary.accuracy:.4f}, the strongest attacker's MSE {final.mse:.4f} "
-    return f"{head}(seed {summary.seed}, {summary.n_test} test images).\n{to_toml(table)}"
+    reached = f"accuracy {summary.accuracy:.4f} (validation {final.accuracy:.4f}), the strongest attacker's MSE {final.mse:.4f}"
+    return f"# Found by `splitveil design`: {reached} (seed {summary.seed}, {summary.n_test} test images).\n{to_toml(table)}"
 
 
 def keep(
@@ -158,16 +158,20 @@ def facts(one: Tried | Final) -> dict[str, Any]:
 
 def show(finals: list[Final], best: Final, failures: dict[str, str]) -> None:
     """The designs that no other beats, on the terminal."""
-    table = Table(title="finalists that no other beats; * is recommended", box=SIMPLE_HEAD, padding=0)
-    for column in ("design", "test\naccuracy", "edge\nalone", "MSE", "MACs", "weights", "sent"):
+    table = Table(
+        title="finalists that no other beats; * is recommended", box=SIMPLE_HEAD, padding=0,
+        caption="--accuracy is a floor on validation accuracy, by which designs are chosen", caption_justify="left",
+    )  # fmt: skip
+    for column in ("design", "validation\naccuracy", "test\naccuracy", "edge\nalone", "MSE", "MACs", "weights", "sent"):
         table.add_column(column, justify="left" if column == "design" else "right", overflow="fold")
     for final in unbeaten(finals):
         cost, alone = final.design.edge.cost, final.summary.edge_alone
         assert cost.macs is not None and cost.parameters is not None
         star = "*" if final is best else " "
         table.add_row(
-            star + final.design.name, f"{final.summary.accuracy:.3f}", "–" if alone is None else f"{alone.accuracy:.3f}",
-            f"{final.mse:.4f}", short(cost.macs), short(cost.parameters), str(cost.bytes // 4),
+            star + final.design.name, f"{final.accuracy:.3f}", f"{final.summary.accuracy:.3f}",
+            "–" if alone is None else f"{alone.accuracy:.3f}", f"{final.mse:.4f}",
+            short(cost.macs), short(cost.parameters), str(cost.bytes // 4),
         )  # fmt: skip
     console = SafeConsole()
     console.print(table)

@@ -97,8 +97,13 @@ class SparseCode(nn.Module):
         super().__init__()
         c, h, w = z_shape
         self.lam, self.alpha, self.iterations = lam, alpha, iterations
-        self.dictionary = nn.Parameter(torch.randn(atoms, c, kernel, kernel))
-        self.register_buffer("start", torch.randn(1, c, h, w))
+        self.dictionary = nn.Parameter(torch.empty(atoms, c, kernel, kernel))
+        self.register_buffer("start", torch.empty(1, c, h, w))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.dictionary)
+        nn.init.normal_(self.start)
 
     def code(self, v: Tensor) -> Tensor:
         W = unit_atoms(self.dictionary)

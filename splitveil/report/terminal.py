@@ -68,21 +68,24 @@ WORDS = ("run", "verdict", "strongest")
 COLOURS = {"exposed": "red", "traces": "yellow", "hidden": "green", "not established": "magenta"}
 
 
-def print_table(summaries: list[Summary]) -> None:
-    """Print the verdicts, then runs that compare in one table; those that do not get tables of their own, with the reason."""
+def print_table(summaries: list[Summary], gaps: bool = True) -> None:
+    """Print the verdicts, then runs that compare in one table; those that do not get tables of their own, with the reason.
+
+    With `gaps` it also says which attacks are missing; a caller leaves that out who prints the gate's reasons, which say it too.
+    """
     console, apart = SafeConsole(), groups(summaries)
     for summary in summaries:
         found = verdict(summary)
         told = escape(f"{summary.name}: {found.headline}")
         console.print(f"[bold {COLOURS[found.grade]}]{found.grade}[/] {told}", highlight=False)
     for group in apart:
-        print_side_by_side(group, seed_lines(summaries) if group is apart[-1] else [])
+        print_side_by_side(group, seed_lines(summaries) if group is apart[-1] else [], gaps)
     for group in apart[1:]:
         why = "; ".join(differences(apart[0][0], group[0]))
         console.print(f"{group[0].name} does not compare with {apart[0][0].name}: {why}", highlight=False, markup=False)
 
 
-def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
+def print_side_by_side(summaries: list[Summary], further: list[str], gaps: bool) -> None:
     """One table, what belongs to its rows, and further lines."""
     console = SafeConsole()
     title = f"{summaries[0].n_test} test images; MSE and SSIM are those of the strongest attack, the one with the lowest MSE"
@@ -95,7 +98,7 @@ def print_side_by_side(summaries: list[Summary], further: list[str]) -> None:
     told = (accuracy_line, worst_line, edge_line)
     lines = [line for summary in summaries for of in told for line in of(summary)] + further
     lines += [f"{s.name}: {name} skipped, {why}" for s in summaries for name, why in s.skipped.items()]
-    lines += [line for summary in summaries for line in incomplete(summary)]
+    lines += [line for summary in summaries for line in incomplete(summary) if gaps]
     for line in lines:
         console.print(line, highlight=False, markup=False)
     for summary in summaries:

@@ -87,6 +87,26 @@ def bank_for(classes: int, numbers: int) -> int:
     return max(2, min(max(SIZE, REMEMBERED // classes), MOST // (classes * numbers)))
 
 
+def picture_shape(image: tuple[int, ...], side: int, grid: int) -> tuple[int, int, int]:
+    """[c, h, w] of an image's picture, with sides of `side` at most. One that cannot be cut into grid x grid cells is refused."""
+    shape = image[0], min(side, image[1]), min(side, image[2])
+    if grid > 1 and any(each % grid for each in shape[1:]):
+        raise UserError(
+            f"recall: a picture of {shape[1]} x {shape[2]} cannot be cut into tokens={grid} cells a side; set picture to a "
+            "multiple of it"
+        )
+    return shape
+
+
+def check_cells(z: Tensor, grid: int) -> None:
+    """Refuse a z that cannot be cut into grid x grid cells."""
+    if grid > 1 and (z.dim() != 4 or any(side % grid for side in z.shape[2:])):
+        raise UserError(
+            f"recall: tokens={grid} needs z of shape [c, h, w] with sides that it divides, this cut has {list(z.shape[1:])}; "
+            "set tokens=1"
+        )
+
+
 class Memory(NamedTuple):
     """The samples of each group. The first m places are for those of the batch; `own` and `distance` alone lead back to z.
 
@@ -154,13 +174,25 @@ def by_regression(memory: Memory, sigma: float) -> Tensor:
     return memory.answers(weights * memory.company)
 
 
-def errors(answers: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-    """The squared errors of the answers [w, g, v, m, p], and that of the mean of the others: [w, g, v] and [g, v]."""
+def plain_answers(kind: str, memory: Memory, sharpness: Tensor, sigma: float, hidden_by: float) -> Tensor:
+    """The answers in each way without anything learned, [w, g, v, m, p]."""
+    near = [by_nearness(memory, sharpness, hidden_by)] if kind != "linear" else []
+    ways = near + ([by_regression(memory, sigma)] if kind != "nearest" else [])
+    return torch.stack(ways) if len(ways) > 1 else ways[0].unsqueeze(0)
+
+
+def errors(answers: Tensor, memory: Memory, count: int = 1) -> tuple[Tensor, Tensor]:
+    """The squared errors of the answers [w, g, v, m, p], and that of the mean of the others, of each class: [w, c, v] and [c, v].
+
+    `count` groups in a row are cells of one class.
+    """
     others_there = memory.company.sum(-1, keepdim=True)
     asks = others_there.clamp_max(1)  # [g, v, m, 1], 1 for a sample with company
     own = memory.picture[:, : asks.shape[2]].unsqueeze(1)
     others = ((memory.there @ memory.picture).unsqueeze(2) - own) / others_there.clamp_min(1)
-    return tuple(((own - guess).square() * asks).sum((-2, -1)) for guess in (answers, others))  # type: ignore[return-value]
+    found = (((own - guess).square() * asks).sum((-2, -1)) for guess in (answers, others))
+    error, usual = (each if count == 1 else each.unflatten(-2, (-1, count)).sum(-2) for each in found)
+    return error, usual
 
 
 def recalled(error: Tensor, usual: Tensor) -> Tensor:
@@ -194,6 +226,18 @@ class Heads(nn.Module):
         return attention(distance, company, sharpness, noise)
 
 
+def joined_answers(heads: Heads, others: int, plain: Tensor, memory: Memory, hidden_by: float) -> Tensor:
+    """Where learned attentions join `others` plain ones with answers [g, v, m, p]: the mean of all, twice, [2, g, v, m, p].
+
+    The first moves z alone and the second the heads alone, so that they can climb while the edge descends.
+    """
+    count, rest = len(heads.log_sharpness), (memory.company, hidden_by)
+    fixed = {name: value.detach() for name, value in heads.named_parameters()}
+    seen: Tensor = torch.func.functional_call(heads, fixed, (memory.moving(), *rest))
+    pairs = (plain, seen), (plain.detach(), heads(memory.z, *rest))
+    return torch.stack([torch.lerp(answer, memory.answers(own), count / (count + others)) for answer, own in pairs])
+
+
 @SURROGATES.register("recall", Config)
 class Recall(Surrogate[Config]):
     """What a memory of other images of the class recalls of an image by its features; with the bits of `rate`."""
@@ -215,13 +259,7 @@ class Recall(Surrogate[Config]):
         if not config.sharpness:
             raise UserError("recall: sharpness is empty, must have one number at least; 2, 8, 32 are usual")
         assert space.image is not None
-        channels, height, width = space.image
-        self.shape = channels, min(config.picture, height), min(config.picture, width)
-        if config.tokens > 1 and any(side % config.tokens for side in self.shape[1:]):
-            raise UserError(
-                f"recall: a picture of {self.shape[1]} x {self.shape[2]} cannot be cut into tokens={config.tokens} cells a side; "
-                f"set picture to a multiple of it"
-            )
+        self.shape = picture_shape(space.image, config.picture, config.tokens)
         numbers = space.dim + prod(self.shape)  # z and the picture, side by side
         size = bank_for(space.classes, numbers) if config.bank is None else config.bank
         self.bank = Bank(numbers, space.classes, size) if size else None
@@ -238,47 +276,25 @@ class Recall(Surrogate[Config]):
     def memory(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Memory, Groups]:
         """What the samples of the batch ask, and how they are grouped."""
         grid, (m, share) = self.config.tokens, self.room(len(z))
-        if grid > 1 and (z.dim() != 4 or any(side % grid for side in z.shape[2:])):
-            raise UserError(
-                f"recall: tokens={grid} needs z of shape [c, h, w] with sides that it divides, this cut has {list(z.shape[1:])}; "
-                "set tokens=1"
-            )
+        check_cells(z, grid)
         places = 0 if self.bank is None else places_for(len(z), share, m, self.bank.size)
         with torch.no_grad():
             groups = group(self.rows(z, x), y, self.classes, m, self.bank, places, stand_in=False)
         return memory_of(groups, z, self.shape, m, grid, alone=self.bank is not None), groups
 
-    def plain(self, memory: Memory) -> Tensor:
-        """The answers in each way without anything learned, [w, g, v, m, p]."""
-        kind = self.config.memory
-        near = [by_nearness(memory, self.sharpness, self.hidden_by)] if kind != "linear" else []
-        ways = near + ([by_regression(memory, self.sigma)] if kind != "nearest" else [])
-        return torch.stack(ways) if len(ways) > 1 else ways[0].unsqueeze(0)
-
-    def of_classes(self, answers: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """The error under each of these answers [w, g, v, m, p] and the usual error, of each class: [w, c, v] and [c, v]."""
-        count = self.config.tokens**2
-        error, usual = (part if count == 1 else part.unflatten(-2, (-1, count)).sum(-2) for part in errors(answers, memory))
-        return error, usual
-
     def with_heads(self, plain: Tensor, found: Tensor, memory: Memory) -> Tensor:
         """L_c [c] where learned attentions join the plain ones with answers [g, v, m, p], or `found` where they recall less."""
         assert self.heads is not None
-        fixed = {name: value.detach() for name, value in self.heads.named_parameters()}
-        rest = memory.company, self.hidden_by
-        seen: Tensor = torch.func.functional_call(self.heads, fixed, (memory.moving(), *rest))
-        heads, others = self.config.heads, 1 if self.config.memory == "linear" else len(self.sharpness)
-        # The second is worth 0, with the heads' gradient reversed: they climb while the edge descends.
-        pairs = (plain, seen), (plain.detach(), self.heads(memory.z, *rest))
-        joined = [torch.lerp(answer, memory.answers(own), heads / (heads + others)) for answer, own in pairs]
-        better, climb = recalled(*self.of_classes(torch.stack(joined), memory)).squeeze(2)
-        return torch.maximum(better, found) + (climb.detach() - climb)
+        others = 1 if self.config.memory == "linear" else len(self.sharpness)
+        joined = joined_answers(self.heads, others, plain, memory, self.hidden_by)
+        better, climb = recalled(*errors(joined, memory, self.config.tokens**2)).squeeze(2)
+        return torch.maximum(better, found) + (climb.detach() - climb)  # the second is worth 0, its gradient is reversed
 
     def forward(self, z: Tensor, y: Tensor, x: Tensor) -> SurrogateOutput:
         memory, groups = self.memory(z, x, y)
         beta = betas(groups)
-        answers = self.plain(memory)
-        error, usual = self.of_classes(answers, memory)
+        answers = plain_answers(self.config.memory, memory, self.sharpness, self.sigma, self.hidden_by)
+        error, usual = errors(answers, memory, self.config.tokens**2)
         error = error.amin(0) if len(error) > 1 else error.squeeze(0)  # of each class the way that recalls more
         found = recalled(error, usual)  # [c, v]
         loss = total = beta @ found

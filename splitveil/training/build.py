@@ -17,7 +17,7 @@ from splitveil.registry import DATASETS, DEFENCES, SURROGATES
 from splitveil.rng import seed_of
 from splitveil.split_model import SplitModel
 from splitveil.surrogates import FeatureSpace
-from splitveil.training.start import IMAGES, start_edge
+from splitveil.training.first_convolution import IMAGES, start_edge
 
 
 class Parts(NamedTuple):

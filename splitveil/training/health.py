@@ -2,6 +2,7 @@
 
     warnings_of(line, "gated", batch=128)     {"collapsed": "the attention of 'gated' has collapsed …"}, or {} if all is well
     task_warnings(line, shares, 500, …)       {"diverged": "the training has diverged: loss is 2.4e+16 …"}, or {} if it learns
+    setting_warnings(50.0, None, None)        {"muon": "train.muon is 50: …"}, before the first step
 
 `line` is an epoch's line of metrics.jsonl. It has each diagnostic x as cem_x, averaged over the steps. A diagnostic that is not
 logged, or is not a number, trips no alarm. A collapse also raises a flag in `evaluate` (evaluation/flags/).
@@ -25,6 +26,8 @@ OVERFLOW = 0.01
 """Share of a batch's samples that may go without a place among those of their class."""
 DIVERGED = 10_000.0
 """A loss of more than so many times that of guessing, log(classes), is no model any more; noise of 30 times z gave 140."""
+FAST = 0.5
+"""Rate of Muon above which some matrices are no longer what they were after one step."""
 OVERPOWERED = 1000.0
 """Times the task's gradient that CEM's may be weighed at the cut; recipes have 0.02 to 16."""
 
@@ -52,6 +55,22 @@ def warnings_of(line: dict[str, Any], surrogate: str, batch: int) -> dict[str, s
         found["overflow"] = (
             f"{overflow:.1f} of the {batch} samples of a batch found no place among those of their class (bound: {OVERFLOW:.0%}) "
             f"and were not measured; raise --cem.surrogate.capacity"
+        )
+    return found
+
+
+def setting_warnings(muon: float, sigma: float | None, noise: float | None) -> dict[str, str]:
+    """Alarms about settings, before the first step: Muon's rate, and CEM's `sigma` where the channel's own `noise` counts."""
+    found = {}
+    if muon > FAST:
+        found["muon"] = (
+            f"train.muon is {muon:g}: each step moves a matrix's singular values by about so much, and they start between 0.2 "
+            "and 2; 0.02 is usual"
+        )
+    if sigma is not None and noise is not None and sigma != noise:
+        found["sigma"] = (
+            f"cem.sigma is {sigma:g} and is not used: the channel has Gaussian noise, and CEM goes by its standard deviation, "
+            f"{noise:g}; leave cem.sigma out"
         )
     return found
 

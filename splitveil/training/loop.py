@@ -36,7 +36,7 @@ from splitveil.training.average import Average
 from splitveil.training.build import Parts
 from splitveil.training.checkpoint import below, restore, state_of, weights_of
 from splitveil.training.forward_pass import features_of, run_pass
-from splitveil.training.health import check_health, rates_of, task_warnings, tell, warnings_of
+from splitveil.training.health import check_health, rates_of, setting_warnings, task_warnings, tell, warnings_of
 from splitveil.training.optimizer import check_muon
 from splitveil.training.step import Means, Stepper, assemble, compiles_steps
 from splitveil.training.teachers import Teacher, Teaching
@@ -140,6 +140,8 @@ class Training(Stepper):
             run.drop_metrics_from(self.first)
             if parts.cem is not None and parts.cem.surrogate.unasked:
                 warn(parts.cem.surrogate.about_the_bank())
+            sigma = None if parts.cem is None else run.config.cem.sigma
+            tell(setting_warnings(config.muon, sigma, parts.channel.noise_std), set())
         self.board = tensorboard(run, self.first) if config.tensorboard and rank == 0 else None
         self.compiled = compiles_steps(config, device)
         if self.compiled:

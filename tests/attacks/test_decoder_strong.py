@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiling import torch_may_warn
 from cropped import CPU, Unrelated, attacked, crops
 from torch import nn
 
@@ -159,6 +160,7 @@ def test_it_can_be_told_all_that_a_decoder_can(options: dict[str, Any]) -> None:
     assert rebuilt.shape == x.shape
 
 
+@torch_may_warn
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_compiled_kernels_learn_as_plain_ones_do() -> None:
     """The same network from the same random numbers, with Muon; bfloat16 rounds differently in fused kernels."""

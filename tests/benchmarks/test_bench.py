@@ -14,6 +14,7 @@ from on_device import nobody_waits
 
 from benchmarks.bench import BASE, in_turns, random_images, steps, steps_of
 from benchmarks.bench import command as bench_command
+from benchmarks.bench.alone import alone, without_banks
 from benchmarks.bench.command import plan_of
 from benchmarks.bench.steps import SHAPES, Given, configs
 from benchmarks.bench.table import TITLES, got_worse
@@ -205,6 +206,16 @@ def test_what_a_command_line_asks_for() -> None:
 
 def test_random_images_have_all_classes() -> None:
     assert np.bincount(random_images(40, (1, 8, 8), 10).labels).tolist() == [4] * 10
+
+
+@pytest.mark.parametrize("variant", SURROGATES.names())
+def test_the_surrogate_of_one_class_lies_on_the_device_of_all_classes(variant: str) -> None:
+    config, meta = configs("small")[variant], torch.device("meta")
+    full = build(variant, dim=6, classes=3, sigma=0.1, image=(1, 8, 8)).to(meta)
+    without_banks(full)
+    own = alone(config, full, 1, sigma=0.1, device=meta)
+    places = {name: str(value.device) for name, value in [*own.named_parameters(), *own.named_buffers()]}
+    assert set(places.values()) <= {"meta"}, places
 
 
 def test_runs_that_step_together_are_compared_with_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from in_process import Cli
+from summaries import attack_result, summary
 
-from splitveil.cli.design import Teller
-from splitveil.config import from_dict
+from splitveil.cli.design import Teller, recipe, show
+from splitveil.config import Config, from_dict
 from splitveil.designing.edges import Edge
-from splitveil.designing.search import Design, Tried
+from splitveil.designing.search import Design, Final, Tried
 from splitveil.metrics.cost import Cost
 from splitveil.registry import MODELS
 from splitveil.runs import Run
@@ -96,6 +97,25 @@ def test_the_help_shows_no_flag_of_what_is_searched(splitveil: Cli) -> None:
     assert "--train.epochs" in shown and "--cem.surrogate" in shown and "--models" in shown
     for flag in ("--model ", "--model.", "--defences", "--attacks", "--name", "--cem.strength"):
         assert flag not in shown, flag
+
+
+def finalist(validation: float, test: float, folder: Path) -> Final:
+    edge = Edge(MODELS["separable"].config(), 16, Cost(84_500, 21_200_000, 4 * 1024))
+    measured = summary("one", attack_result("ridge", 0.02), accuracy=test)
+    return Final(Design(edge, 0.3, 0.05), validation, 0.0123, measured, folder)
+
+
+def test_the_table_and_the_recipe_tell_the_accuracy_that_chooses_from_that_of_test_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    final = finalist(0.853, 0.842, tmp_path)
+    show([final], final, {})
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if "0.0123" in line]
+    assert row.index("0.853") < row.index("0.842")
+    assert "--accuracy is a floor on validation accuracy" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert "accuracy 0.8420 (validation 0.8530)" in recipe(final, Config(), "one").splitlines()[0]
 
 
 def test_a_design_is_told_as_it_was_measured_and_how_long_until_the_finalists(capsys: pytest.CaptureFixture[str]) -> None:

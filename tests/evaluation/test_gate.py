@@ -84,11 +84,13 @@ def test_a_suite_that_was_begun_must_be_finished_whatever_is_asked_for_later(
     with stopped_at("ridge"):
         assert exit_code("attack", run, "--suite", "standard") == 130
     assert exit_code("attack", run, "--attacks", "class_mean", "--only") == 0
-    assert exit_code("evaluate", run) == 0
     capsys.readouterr()
+    assert exit_code("evaluate", run) == 0
+    assert "suite standard is incomplete, without a number: ridge, mask" in " ".join(capsys.readouterr().out.split())
     assert exit_code("evaluate", run, *harmless) == 3
-    incomplete = "tiny: suite standard is incomplete, without a number: ridge, mask"
-    assert f"{incomplete}; run `splitveil attack {run} --suite standard`\n" in capsys.readouterr().err
+    incomplete, told = "tiny: suite standard is incomplete, without a number: ridge, mask", capsys.readouterr()
+    assert f"{incomplete}; run `splitveil attack {run} --suite standard`\n" in told.err
+    assert incomplete not in " ".join(told.out.split())  # a terminal shows both
     assert exit_code("evaluate", run, "--suite", "quick", *harmless) == 0  # asked for by name, and finished
     assert exit_code("evaluate", run, "--suite", "plus", *harmless) == 3
     assert exit_code("attack", run, "--suite", "quick") == 0

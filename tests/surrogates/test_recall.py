@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splitveil.registry import UserError
 from splitveil.surrogates import build
-from splitveil.surrogates.recall import FLOOR, Recall, cells, recalled, small_picture
+from splitveil.surrogates.recall import FLOOR, Recall, cells, errors, recalled, small_picture
 
 IMAGE = 2, 8, 8
 SIGMA = 0.2
@@ -380,7 +380,7 @@ def test_heads_trained_by_the_edges_descent_would_be_caught(monkeypatch: pytest.
     def cooperative(self: Recall, plain: Tensor, found: Tensor, memory: Any) -> Tensor:
         assert self.heads is not None
         answers = memory.answers(self.heads(memory.z, memory.company, self.hidden_by))
-        return recalled(*self.of_classes(answers.unsqueeze(0), memory))[0, :, 0]
+        return recalled(*errors(answers.unsqueeze(0), memory))[0, :, 0]
 
     monkeypatch.setattr(Recall, "with_heads", cooperative)
     before, after = trained(*frozen_scene("gaussian", {"heads": 2, "width": 8, "rate": 0.0})[:3], 1e-2, 40,

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from compiling import torch_may_warn
 from torch import nn
 
 from splitveil import defences
@@ -48,7 +49,7 @@ def test_features_are_those_of_every_image_in_order_also_of_the_last_and_smaller
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@torch_may_warn
 @pytest.mark.usefixtures("compiler")
 def test_compiled_the_features_are_the_same() -> None:
     model, images = setting(503)

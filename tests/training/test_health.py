@@ -5,7 +5,7 @@ import pytest
 from splitveil import surrogates
 from splitveil.config import TrainConfig
 from splitveil.registry import SURROGATES, UserError
-from splitveil.training.health import check_health, rates_of, task_warnings, warnings_of
+from splitveil.training.health import check_health, rates_of, setting_warnings, task_warnings, warnings_of
 
 WELL: dict[str, Any] = {
     "epoch": 7, "cem_loss": 0.9, "cem_loss_uniform": 1.0, "cem_collapsed": 0.1, "cem_effective_samples": 0.8,
@@ -124,6 +124,23 @@ def test_the_rates_that_are_to_be_lowered_are_those_that_were_set() -> None:
     assert rates_of(TrainConfig(lr=0.05, muon=0.02)) == "train.lr (0.05), train.muon (0.02)"
     with pytest.raises(UserError, match=r"the loss is nan in epoch 7; lower train.lr \(0.1\) or cem.strength"):
         check_health(LEARNS | {"loss": float("nan")}, "train.lr (0.1)")
+
+
+def test_a_sigma_of_cem_that_the_channels_noise_replaces_is_told() -> None:
+    for sigma, noise in ((None, 0.3), (0.3, None), (0.3, 0.3)):
+        assert setting_warnings(0.0, sigma, noise) == {}
+    assert setting_warnings(0.0, 0.5, 0.3) == {
+        "sigma": "cem.sigma is 0.5 and is not used: the channel has Gaussian noise, and CEM goes by its standard deviation, 0.3; "
+        "leave cem.sigma out"
+    }
+
+
+def test_a_rate_of_muon_that_is_far_above_the_usual_one_is_told() -> None:
+    assert setting_warnings(0.5, None, None) == {}
+    assert setting_warnings(50.0, None, None) == {
+        "muon": "train.muon is 50: each step moves a matrix's singular values by about so much, and they start between 0.2 and "
+        "2; 0.02 is usual"
+    }
 
 
 def test_images_of_one_class_are_told() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiling import torch_may_warn
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,6 +24,7 @@ from splitveil.runs import Run, read_tensors
 from splitveil.surrogates import Surrogate, SurrogateOutput
 from splitveil.training import loop as train
 from splitveil.training import step as training_step
+from splitveil.training.build import build_parts, build_splits
 from splitveil.training.health import check_health
 from splitveil.training.loop import check_batch, learning_rate
 from splitveil.training.train_runs import train_run, train_runs
@@ -361,7 +363,7 @@ def test_runs_of_different_length_are_not_trained_together(small: list[str], tmp
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@torch_may_warn
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("surrogate", ["gated", "recall"])
 def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
@@ -376,6 +378,19 @@ def test_on_a_cpu_a_compiled_surrogate_trains_the_same_weights(
     )
     assert [surrogate._compiled_call_impl is not None for surrogate in seen] == [True]
     torch.testing.assert_close(compiled.load_weights(), plain.load_weights(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--cem.sigma 0.5", "warning: cem.sigma is 0.5 and is not used"),
+    ("--train.muon 50 --model.width 8", "warning: train.muon is 50"),
+])  # fmt: skip
+def test_a_setting_that_does_nothing_or_destroys_is_told_once_before_the_first_step(
+    flags: str, said: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, cpu = parse([*small, *flags.split()]), torch.device("cpu")
+    splits = build_splits(config)
+    train.Training(Run.create(tmp_path / "run", config), build_parts(config, splits.task, cpu), splits, cpu)
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_without_a_compiler_it_is_said_before_the_first_step(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

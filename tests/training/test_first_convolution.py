@@ -5,7 +5,7 @@ from torch import nn
 from splitveil.models import build_model
 from splitveil.registry import MODELS, UserError
 from splitveil.split_model import SplitModel
-from splitveil.training.start import patch_covariance, start_edge, whitening_filters
+from splitveil.training.first_convolution import patch_covariance, start_edge, whitening_filters
 
 
 def test_whitening_filters_make_patches_white():
