@@ -22,33 +22,41 @@ LEAST = 1e-30
 
 
 def of_most(entropy: Tensor, n: Tensor) -> Tensor:
-    """Entropies as a share of their maximum log n; 1 where there is one key or none."""
-    return torch.where(n > 1, entropy / n.clamp_min(2).to(entropy.dtype).log(), 1.0)
+    """Entropies as a share of their maximum log n; 1 where there is one key or none, and the entropy is 0."""
+    return entropy / n.clamp_min(2).to(entropy.dtype).log() + (n < 2)
+
+
+def surprise(a: Tensor) -> Tensor:
+    """-log a, without a gradient."""
+    return a.detach().clamp_min(LEAST).log().neg()
 
 
 def relative_entropy(a: Tensor, n: Tensor) -> Tensor:
-    """H / log n, [..., k] and [...] -> [...]. Weights that are 0 have a finite gradient."""
-    return of_most(-torch.xlogy(a, a.clamp_min(LEAST)).sum(-1), n)
+    """H / log n, [..., k] and [...] -> [...], of weights that sum to 1, or are all 0.
+
+    -log a stands there as a constant. What its own gradient would add, the same for all weights of a row, moves no softmax.
+    """
+    return of_most((a * surprise(a)).sum(-1), n)
 
 
 def effective_samples(a: Tensor) -> Tensor:
     """1 / sum_k a_k^2, [..., k] -> [...]: how many keys carry the weight."""
-    return 1 / a.square().sum(-1).clamp_min(1e-30)
+    return torch.linalg.vector_norm(a, dim=-1).clamp_min(1e-15).pow(-2)
 
 
 def centred_norm(a: Tensor, there: Tensor) -> Tensor:
     """s, from the weights alone: [..., k] -> [...]."""
-    logits = a.clamp_min(LEAST).log() * there
-    n = there.sum(-1, keepdim=True).clamp_min(1)
-    return ((logits - logits.sum(-1, keepdim=True) / n) * there).square().sum(-1).sqrt()
+    logits = surprise(a) * there  # but for their sign
+    mean = logits.sum(-1, keepdim=True) / there.sum(-1, keepdim=True).clamp_min(1)
+    return torch.linalg.vector_norm(torch.addcmul(logits, mean, there, value=-1), dim=-1)
 
 
 def certified_entropy(s: Tensor, n: Tensor) -> Tensor:
     """The least entropy in nats of a row over n keys whose centred logits have norm s; 0 for n < 2. Both [...]."""
-    n = n.to(s.dtype)
-    others, gap = (n - 1).clamp_min(1), s * (n / (n - 1).clamp_min(1)).sqrt()
-    rest = others * torch.exp(-gap)
-    return torch.where(n > 1, torch.log1p(rest) + gap * rest / (1 + rest), 0)
+    others = n.to(s.dtype) - 1
+    gap = s * (n / others.clamp_min(1)).sqrt()
+    rest = others.clamp_min(0).log() - gap  # log((n - 1) e), and -inf where there are no others
+    return torch.addcmul(torch.nn.functional.softplus(rest), gap, rest.sigmoid())
 
 
 class Rows(NamedTuple):
@@ -70,9 +78,9 @@ def rows_of(a: Tensor, there: Tensor) -> Rows:
 
 def below_floor(h: Tensor, floor: float) -> Tensor:
     """max(0, floor - h)^2."""
-    return (floor - h).clamp_min(0).square()
+    return (floor - h).relu().square()
 
 
 def beyond_band(h: Tensor, target: Tensor, band: float) -> Tensor:
     """max(0, |h - target| - band)^2: nothing within the band, and no jump at its ends."""
-    return ((h - target).abs() - band).clamp_min(0).square()
+    return ((h - target).abs() - band).relu().square()
