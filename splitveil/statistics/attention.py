@@ -21,22 +21,17 @@ LEAST = 1e-30
 """Weights below it are taken for it: their logarithm stays finite, and what they add to the entropy is nothing."""
 
 
-def of_most(entropy: Tensor, n: Tensor) -> Tensor:
-    """Entropies as a share of their maximum log n; 1 where there is one key or none, and the entropy is 0."""
-    return entropy / n.clamp_min(2).to(entropy.dtype).log() + (n < 2)
-
-
 def surprise(a: Tensor) -> Tensor:
     """-log a, without a gradient."""
     return a.detach().clamp_min(LEAST).log().neg()
 
 
 def relative_entropy(a: Tensor, n: Tensor) -> Tensor:
-    """H / log n, [..., k] and [...] -> [...], of weights that sum to 1, or are all 0.
+    """H / log n, [..., k] and [...] -> [...], of weights that sum to 1, or are all 0; 1 where there is one key or none.
 
     -log a stands there as a constant. What its own gradient would add, the same for all weights of a row, moves no softmax.
     """
-    return of_most((a * surprise(a)).sum(-1), n)
+    return (a * surprise(a)).sum(-1) / n.clamp_min(2).to(a.dtype).log() + (n < 2)
 
 
 def effective_samples(a: Tensor) -> Tensor:
@@ -44,18 +39,19 @@ def effective_samples(a: Tensor) -> Tensor:
     return torch.linalg.vector_norm(a, dim=-1).clamp_min(1e-15).pow(-2)
 
 
-def centred_norm(a: Tensor, there: Tensor) -> Tensor:
-    """s, from the weights alone: [..., k] -> [...]."""
-    logits = surprise(a) * there  # but for their sign
-    mean = logits.sum(-1, keepdim=True) / there.sum(-1, keepdim=True).clamp_min(1)
+def centred_norm(surprise: Tensor, there: Tensor, n: Tensor) -> Tensor:
+    """s, from -log a: [..., k], [..., k] and [...], 1 or more -> [...]."""
+    logits = surprise * there  # but for their sign
+    mean = (logits.sum(-1) / n).unsqueeze(-1)
     return torch.linalg.vector_norm(torch.addcmul(logits, mean, there, value=-1), dim=-1)
 
 
 def certified_entropy(s: Tensor, n: Tensor) -> Tensor:
-    """The least entropy in nats of a row over n keys whose centred logits have norm s; 0 for n < 2. Both [...]."""
-    others = n.to(s.dtype) - 1
-    gap = s * (n / others.clamp_min(1)).sqrt()
-    rest = others.clamp_min(0).log() - gap  # log((n - 1) e), and -inf where there are no others
+    """The least entropy in nats of a row over n keys, 2 or more, whose centred logits have norm s. Both [...]."""
+    n = n.to(s.dtype)
+    others = n - 1
+    gap = s * (n / others).sqrt()
+    rest = others.log() - gap  # log((n - 1) e)
     return torch.addcmul(torch.nn.functional.softplus(rest), gap, rest.sigmoid())
 
 
@@ -69,11 +65,11 @@ class Rows(NamedTuple):
 
 
 def rows_of(a: Tensor, there: Tensor) -> Rows:
-    n = there.sum(-1)
-    s = centred_norm(a, there)
-    return Rows(
-        relative_entropy(a, n), effective_samples(a) / n.clamp_min(1), s, of_most(certified_entropy(s, n), n)
-    )  # fmt: skip
+    n, unlikely = there.sum(-1), surprise(a)
+    two = n.clamp_min(2)  # a row with fewer keys has s = 0, as one of two keys that are alike
+    most, s = two.log(), centred_norm(unlikely, there, two)
+    entropy = (a * unlikely).sum(-1) / most + (n < 2)
+    return Rows(entropy, effective_samples(a) / n.clamp_min(1), s, certified_entropy(s, two) / most)
 
 
 def below_floor(h: Tensor, floor: float) -> Tensor:

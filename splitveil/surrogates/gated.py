@@ -288,7 +288,7 @@ class Gated(Guarded, Surrogate[Any]):
             penalty = penalty + (climb.detach() - climb)
         beta = betas(groups)
         hides = hidden(beta, torch.stack([penalty, found]).detach(), honest)
-        held, told = self.guarded((own,), groups, hides[1])
+        held = self.guarded((own,), groups, hides[1])
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.token_dim, groups, self.classes),
@@ -302,4 +302,4 @@ class Gated(Guarded, Surrogate[Any]):
             "overflow": groups.overflow,
         }
         loss = (beta * penalty).sum()
-        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
+        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics)

@@ -241,8 +241,8 @@ class Slots(Guarded, HasCentres, Surrogate[Config]):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        held, told = self.guarded((r, seen), groups, r.new_zeros(()))  # a finer mixture has less spread inside, and hides none
-        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
+        held = self.guarded((r, seen), groups, r.new_zeros(()))  # a finer mixture has less spread inside, and hides none
+        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics)
 
     def duplicates(self, r: Tensor, groups: Groups) -> Tensor:
         """[g], slots in use that hold the same samples as another one does."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from splitveil.options import option
 from splitveil.statistics.attention import below_floor, beyond_band, relative_entropy, rows_of
-from splitveil.surrogates.shared.spectral import at_most, norms, reparam, settle
+from splitveil.surrogates.shared.spectral import at_most, full_precision, norms, reparam, settle
 
 TRIPPED, RECOVERED = 0.1, 0.2
 """Usage below which a head has collapsed, and above which it has recovered."""
@@ -183,19 +183,12 @@ class AttentionGuard(nn.Module):
         return value - value.detach()
 
     @torch.no_grad()
-    def watch(self, heads: Heads | None, surrogate: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
-        """The diagnostics of this step, {} if nobody asked for them; `hidden` is what the alarm looks at beside the heads."""
-        found: dict[str, Tensor] = {}
-        if self.alarm is not None and heads is not None:
-            seen = seen_of(heads)
-            self.alarm.note(seen.usage, hidden)
-            found |= {f"head_{name}": value for name, value in seen._asdict().items()}
-            found["tripped"] = self.alarm.on.to(seen.usage.dtype)
-        if (spectral := norms(surrogate)) is not None:
-            found["spectral_norm"] = spectral
-        if self.config.entropy_penalty == "targets":
-            found["head_target"] = self.theta()
-        return found
+    def watch(self, heads: Heads, hidden: Tensor) -> dict[str, Tensor]:
+        """The diagnostics of a step's heads, for the alarm too; `hidden` is what it looks at beside them."""
+        assert self.alarm is not None
+        seen = seen_of(heads)
+        self.alarm.note(seen.usage, hidden)
+        return {f"head_{name}": value for name, value in seen._asdict().items()} | {"tripped": self.alarm.on.to(hidden.dtype)}
 
     def follow(self, surrogate: nn.Module, finite: Tensor) -> None:
         """After a step: power iteration, caps and the alarm."""
@@ -208,6 +201,8 @@ class Guarded(nn.Module):
     """A part of a surrogate's class: its attention under the options of AttentionConfig."""
 
     guard: AttentionGuard | None
+    noted: tuple[tuple[Tensor, ...], Any, Tensor] | None = None
+    """The attention of a forward pass, its groups and the share of the loss that it hides, for `watched`."""
 
     def tripped(self) -> Tensor | None:
         """[], true while the alarm says that attention has collapsed; None without an alarm."""
@@ -220,15 +215,28 @@ class Guarded(nn.Module):
         """The attention as the surrogate alone feels it, and z does not."""
         return attention
 
-    def guarded(self, attention: tuple[Tensor, ...], groups: Any, hidden: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The penalty on the attention's entropy, worth 0, and what the monitor logs."""
+    def guarded(self, attention: tuple[Tensor, ...], groups: Any, hidden: Tensor) -> Tensor | None:
+        """The penalty on the attention's entropy, worth 0, or None; what the monitor logs is left to `watched`."""
         if self.guard is None:
-            return None, {}
-        if self.guard.config.entropy_penalty != "off":
-            heads = self.heads(*self.learnt(attention, groups), groups)
-            return self.guard.penalty(heads), self.guard.watch(heads, self, hidden)
-        heads = None if self.guard.alarm is None else self.heads(*(each.detach() for each in attention), groups)
-        return None, self.guard.watch(heads, self, hidden)
+            return None
+        self.noted = tuple(each.detach() for each in attention), groups, hidden
+        if self.guard.config.entropy_penalty == "off":
+            return None
+        return self.guard.penalty(self.heads(*self.learnt(attention, groups), groups))
+
+    @torch.no_grad()
+    def watched(self) -> dict[str, Tensor]:
+        if self.guard is None or self.noted is None:
+            return {}
+        (attention, groups, hidden), self.noted, found = self.noted, None, dict[str, Tensor]()
+        if self.guard.alarm is not None:
+            with full_precision(hidden):
+                found |= self.guard.watch(self.heads(*attention, groups), hidden)
+        if (spectral := norms(self)) is not None:
+            found["spectral_norm"] = spectral
+        if self.guard.config.entropy_penalty == "targets":
+            found["head_target"] = self.guard.theta()
+        return found
 
 
 def guard_for(config: AttentionConfig, heads: int) -> AttentionGuard | None:

@@ -112,6 +112,24 @@ def test_z_does_not_feel_the_penalty_and_the_attention_does(name: str, options: 
     assert all(value.isfinite().all() for value in held.values())
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@every
+def test_what_is_watched_after_the_edge_has_its_gradient_is_what_was_seen(name: str, options: dict[str, Any], bf16: bool) -> None:
+    """In a step the monitor comes later than the loss, but before anything moves, and in float32."""
+    every_option = {"monitor": True, "spectral": "capped", "entropy_penalty": "targets", "temperatures": True}
+    surrogate, z, y = made(name, **options, **every_option)
+    steps(surrogate, z, y, 3, 1e-2)
+    expected = copy.deepcopy(surrogate)(z, y).diagnostics
+    cem = CEM(surrogate, warmup=0, lr=1e-2)
+    cem.schedule(0, 1e-3)
+    own = z.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        cem.look(own, y)
+    assert cem.last is not None
+    assert cem.last.diagnostics.keys() == expected.keys() >= {"head_usage", "tripped", "spectral_norm", "head_target"}
+    assert all(torch.equal(value, expected[key]) for key, value in cem.last.diagnostics.items())
+
+
 def collapse(surrogate: Any) -> None:
     """A norm of 50 for the gate's w; slots so far away that the one nearest to the middle has it all."""
     with torch.no_grad():
