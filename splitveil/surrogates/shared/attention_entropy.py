@@ -102,16 +102,18 @@ def classes_of(heads: Heads) -> Tensor:
 
 
 def usage_of(heads: Heads) -> Tensor:
-    """[k, g], relative entropy of the mean over a class's rows."""
-    mean = heads.weights.squeeze(2)
+    """[k, g], relative entropy of the mean over a class's rows; above 1 where a single sample weighs several slots."""
+    mean = heads.weights.squeeze(2)  # of a single row
     if heads.rows.shape[1] > 1:
         mean = (heads.weights * heads.rows.unsqueeze(-1)).sum(2) / heads.rows.sum(1).clamp_min(1).unsqueeze(1)
-    return relative_entropy(mean, heads.most).clamp_max(1)
+    return relative_entropy(mean, heads.most)
 
 
 def seen_of(heads: Heads) -> Seen:
     entropy, effective, norm, certified = mean_of(torch.stack(rows_of(heads.weights, heads.there)), heads.rows)
-    usage = mean_of(usage_of(heads), classes_of(heads)) if heads.rows.shape[1] > 1 else entropy  # which is that of the one row
+    usage = entropy  # of a single row
+    if heads.rows.shape[1] > 1:
+        usage = mean_of(usage_of(heads).clamp_max(1), classes_of(heads))
     return Seen(entropy, usage, effective, norm, certified)
 
 
@@ -148,11 +150,12 @@ class Alarm(nn.Module):
             return
         for average, now in zip((self.usage, self.hidden), self.noted):
             torch.where(finite, torch.lerp(now, average, KEPT), average, out=average)
-        beyond = (self.usage < TRIPPED).any() | (self.hidden > HIDES)
+        least = self.usage.amin()
+        beyond = (least < TRIPPED) | (self.hidden > HIDES)
         torch.where(finite, (self.beyond + 1) * beyond, self.beyond, out=self.beyond)
-        well = (self.usage > RECOVERED).all() & (self.hidden < SHOWS)
-        on = (self.beyond >= PATIENCE) | (self.on & ~well)
-        self.trips += on & ~self.on
+        well = (least > RECOVERED) & (self.hidden < SHOWS)
+        on = (self.beyond >= PATIENCE) | (self.on > well)  # it was on, and is not well
+        self.trips += on > self.on
         self.on.copy_(on)
 
 

@@ -86,8 +86,8 @@ def by_squaring(grams: Tensor) -> Tensor:
     for _ in range(5):
         power = power @ power  # at the end between n^-16 and n^16: still a number in float32, as n is `SQUARED` at most
     power = scaled(power)
-    axis = power.diagonal(dim1=1, dim2=2).argmax(1).view(-1, 1, 1)
-    vectors = (power @ (power @ (power @ power.take_along_dim(axis, 2)))).squeeze(2)
+    axis = power.diagonal(dim1=1, dim2=2).argmax(1).view(-1, 1, 1).expand(-1, power.shape[1], 1)
+    vectors = (power @ (power @ (power @ power.gather(2, axis)))).squeeze(2)
     return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
 
 
