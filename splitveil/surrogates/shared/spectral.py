@@ -77,7 +77,7 @@ def power_iteration(W: Tensor, u: Tensor, v: Tensor, times: int = TIMES) -> tupl
 def scaled(power: Tensor) -> Tensor:
     """Gram matrices [k, n, n], in place, with largest eigenvalues between n^-0.5 and n^0.5; a matrix of zeros stays one."""
     trace = power.diagonal(dim1=1, dim2=2).sum(1)  # between the largest eigenvalue and n times it
-    return power.div_((trace.clamp_min(1e-37) * power.shape[1] ** -0.5).view(-1, 1, 1))
+    return power.div_((trace.clamp_min(1e-35) * power.shape[1] ** -0.5).view(-1, 1, 1))
 
 
 def by_squaring(grams: Tensor) -> Tensor:
