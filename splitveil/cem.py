@@ -317,7 +317,7 @@ class CEM(nn.Module):
         fast = torch.is_autocast_enabled(z.device.type) and self.surrogate.precision != "highest"
         products = float32_products(self.surrogate.precision) if fast else nullcontext()
         with torch.autocast(z.device.type, enabled=False), products:
-            output = self.surrogate(self.measured(features), labels, *images)
+            output = self.surrogate.pulling(self.measured(features), labels, *images)
             self.surrogate.zero_grad(set_to_none=True)
             output.loss.backward()
         gradient = torch.zeros_like(own) if own.grad is None else own.grad
@@ -342,6 +342,8 @@ class CEM(nn.Module):
 
         Nothing changes after a gradient that was not finite.
         """
+        if self.last is not None:
+            self.last = self.last._replace(diagnostics=self.last.diagnostics | self.surrogate.watched())
         if self.optimizer is not None:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()

@@ -21,34 +21,38 @@ LEAST = 1e-30
 """Weights below it are taken for it: their logarithm stays finite, and what they add to the entropy is nothing."""
 
 
-def of_most(entropy: Tensor, n: Tensor) -> Tensor:
-    """Entropies as a share of their maximum log n; 1 where there is one key or none."""
-    return torch.where(n > 1, entropy / n.clamp_min(2).to(entropy.dtype).log(), 1.0)
+def surprise(a: Tensor) -> Tensor:
+    """-log a, without a gradient."""
+    return a.detach().clamp_min(LEAST).log().neg()
 
 
 def relative_entropy(a: Tensor, n: Tensor) -> Tensor:
-    """H / log n, [..., k] and [...] -> [...]. Weights that are 0 have a finite gradient."""
-    return of_most(-torch.xlogy(a, a.clamp_min(LEAST)).sum(-1), n)
+    """H / log n, [..., k] and [...] -> [...], of weights that sum to 1, or are all 0; 1 where there is one key or none.
+
+    -log a stands there as a constant. What its own gradient would add, the same for all weights of a row, moves no softmax.
+    """
+    return (a * surprise(a)).sum(-1) / n.clamp_min(2).to(a.dtype).log() + (n < 2)
 
 
 def effective_samples(a: Tensor) -> Tensor:
     """1 / sum_k a_k^2, [..., k] -> [...]: how many keys carry the weight."""
-    return 1 / a.square().sum(-1).clamp_min(1e-30)
+    return torch.linalg.vector_norm(a, dim=-1).clamp_min(1e-15).pow(-2)
 
 
-def centred_norm(a: Tensor, there: Tensor) -> Tensor:
-    """s, from the weights alone: [..., k] -> [...]."""
-    logits = a.clamp_min(LEAST).log() * there
-    n = there.sum(-1, keepdim=True).clamp_min(1)
-    return ((logits - logits.sum(-1, keepdim=True) / n) * there).square().sum(-1).sqrt()
+def centred_norm(surprise: Tensor, there: Tensor, n: Tensor) -> Tensor:
+    """s, from -log a: [..., k], [..., k] and [...], 1 or more -> [...]."""
+    logits = surprise * there  # but for their sign
+    mean = (logits.sum(-1) / n).unsqueeze(-1)
+    return torch.linalg.vector_norm(torch.addcmul(logits, mean, there, value=-1), dim=-1)
 
 
 def certified_entropy(s: Tensor, n: Tensor) -> Tensor:
-    """The least entropy in nats of a row over n keys whose centred logits have norm s; 0 for n < 2. Both [...]."""
+    """The least entropy in nats of a row over n keys, 2 or more, whose centred logits have norm s. Both [...]."""
     n = n.to(s.dtype)
-    others, gap = (n - 1).clamp_min(1), s * (n / (n - 1).clamp_min(1)).sqrt()
-    rest = others * torch.exp(-gap)
-    return torch.where(n > 1, torch.log1p(rest) + gap * rest / (1 + rest), 0)
+    others = n - 1
+    gap = s * (n / others).sqrt()
+    rest = others.log() - gap  # log((n - 1) e)
+    return torch.addcmul(torch.nn.functional.softplus(rest), gap, rest.sigmoid())
 
 
 class Rows(NamedTuple):
@@ -61,18 +65,18 @@ class Rows(NamedTuple):
 
 
 def rows_of(a: Tensor, there: Tensor) -> Rows:
-    n = there.sum(-1)
-    s = centred_norm(a, there)
-    return Rows(
-        relative_entropy(a, n), effective_samples(a) / n.clamp_min(1), s, of_most(certified_entropy(s, n), n)
-    )  # fmt: skip
+    n, unlikely = there.sum(-1), surprise(a)
+    two = n.clamp_min(2)  # a row with fewer keys has s = 0, as one of two keys that are alike
+    most, s = two.log(), centred_norm(unlikely, there, two)
+    entropy = (a * unlikely).sum(-1) / most + (n < 2)
+    return Rows(entropy, effective_samples(a) / n.clamp_min(1), s, certified_entropy(s, two) / most)
 
 
 def below_floor(h: Tensor, floor: float) -> Tensor:
     """max(0, floor - h)^2."""
-    return (floor - h).clamp_min(0).square()
+    return (floor - h).relu().square()
 
 
 def beyond_band(h: Tensor, target: Tensor, band: float) -> Tensor:
     """max(0, |h - target| - band)^2: nothing within the band, and no jump at its ends."""
-    return ((h - target).abs() - band).clamp_min(0).square()
+    return ((h - target).abs() - band).relu().square()

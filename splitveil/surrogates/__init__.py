@@ -117,6 +117,11 @@ class Surrogate(nn.Module, Generic[C]):
 
     def __call__(self, z: Tensor, y: Tensor, x: Tensor | None = None) -> SurrogateOutput:
         """What it says about a batch. Half precision is measured in float32, also under autocast: variances need the digits."""
+        output = self.pulling(z, y, x)
+        return output._replace(diagnostics=output.diagnostics | self.watched())
+
+    def pulling(self, z: Tensor, y: Tensor, x: Tensor | None = None) -> SurrogateOutput:
+        """The same without what `watched` says, which can wait until the edge has its gradient."""
         z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
         images = self.asked_images(x, z)
         if z.is_meta:  # has no autocast
@@ -187,6 +192,10 @@ class Surrogate(nn.Module, Generic[C]):
             return (betas(groups) * of(squares / groups.total.clamp_min(1).unsqueeze(1))).sum().detach()
         samples, _, variance = class_moments(self.flat(z).detach(), y, self.classes)
         return over_classes(of(variance), samples).detach()
+
+    def watched(self) -> dict[str, Tensor]:
+        """Further diagnostics of the latest batch, once."""
+        return {}
 
     def refresh(self, features: Tensor, labels: Tensor) -> None:
         """Recompute statistics over the whole training set."""

@@ -41,7 +41,7 @@ from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput, fille
 from splitveil.surrogates.shared.attention_entropy import (
     AttentionConfig,
     Guarded,
-    Head,
+    Heads,
     guard_for,
     guard_weights,
     make_temperatures,
@@ -97,9 +97,9 @@ class Config(HingeConfig, BankByNeedConfig, TokenConfig, AttentionConfig):
 
 
 def hidden(beta: Tensor, penalty: Tensor, honest: Tensor) -> Tensor:
-    """The share of the loss with equal weights that the attention hides, over all classes; 0 where it hides nothing."""
+    """[...], the share of the loss with equal weights that attention with penalties [..., g] hides; 0 where it hides nothing."""
     whole = (beta * honest).sum()
-    return torch.where(whole > 0, 1 - (beta * penalty).sum() / whole.clamp_min(1e-12), 0).clamp_min(0)
+    return (whole > 0) * (1 - (beta * penalty).sum(-1) / whole.clamp_min(1e-12)).clamp_min(0)
 
 
 class Attended(NamedTuple):
@@ -109,10 +109,10 @@ class Attended(NamedTuple):
     """Where the samples sit."""
     equal: Tensor
     """Equal weights, [g, n]."""
-    logits: Tensor
-    """[g, n]."""
+    own: Tensor
+    """The gate's own attention, [g, n]."""
     a: Tensor
-    """The attention, [g, n]."""
+    """The same after the floors, [g, n]."""
     both: Tensor
     """The variance under equal weights and under the attention, [2, g, d], which only z feels."""
     again: Tensor
@@ -192,9 +192,9 @@ class Gated(Guarded, Surrogate[Any]):
         """The gate's own weights [g, n], before the floors."""
         return attention(logits if self.log_sharpness is None else logits * self.log_sharpness.exp(), mask)
 
-    def attend(self, logits: Tensor, mask: Tensor, equal: Tensor) -> Tensor:
-        a = self.softmax(logits, mask)
-        return keep_entropy(keep_effective(a, equal, self.config.ess_floor), equal, self.config.entropy_floor)
+    def attend(self, own: Tensor, equal: Tensor) -> Tensor:
+        """The weights [g, n] that are measured with: the gate's own, as far as the floors let them."""
+        return keep_entropy(keep_effective(own, equal, self.config.ess_floor), equal, self.config.entropy_floor)
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., d] normalised samples -> [...]."""
@@ -217,20 +217,21 @@ class Gated(Guarded, Surrogate[Any]):
         x, seats = self.flat(z), self.seated(z, y)
         equal = seats.mask / seats.total.clamp_min(1).unsqueeze(1)
         flat: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
-        logits = placed(flat, seats)
-        a = self.attend(logits, seats.mask, equal)
-        return Attended(seats, equal, logits, a, *flat_variances(x, seats, equal, a))
+        own = self.softmax(placed(flat, seats), seats.mask)
+        a = self.attend(own, equal)
+        return Attended(seats, equal, own, a, *flat_variances(x, seats, equal, a))
 
     def weighted_with_memory(self, z: Tensor, y: Tensor, bank: Bank) -> Attended:
         """The same with what is remembered, which trains the gate no more than it pulls the edge."""
         x, (seats, kept) = self.flat(z), seats_beside(y, self.classes, self.room(len(z))[0], bank, z.dtype)
         equal = seats.mask / seats.total.clamp_min(1).unsqueeze(1)
-        own: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
+        flat: Tensor = Gate.apply(x.detach(), self.V, self.U, self.w)  # type: ignore[assignment]
         with torch.no_grad():
             others = self.logits(torch.nn.functional.layer_norm(kept, (self.dim,)))  # [g, s]
-        logits = torch.cat([placed(standing_for(own, seats), seats)[:, : -bank.size], others], 1)
-        a = self.attend(logits, seats.mask, equal)
-        return Attended(seats, equal, logits, a, *variances_beside(standing_for(x, seats), seats, equal, a, kept))
+        logits = torch.cat([placed(standing_for(flat, seats), seats)[:, : -bank.size], others], 1)
+        own = self.softmax(logits, seats.mask)
+        a = self.attend(own, equal)
+        return Attended(seats, equal, own, a, *variances_beside(standing_for(x, seats), seats, equal, a, kept))
 
     def weighted_as_compared(self, groups: Groups) -> Attended:
         """The same for a cooperative gate, which z feels too, for statistics of LayerNorm(x), and for tokens."""
@@ -243,22 +244,23 @@ class Gated(Guarded, Surrogate[Any]):
         else:
             measured = groups.x
             logits = self.logits(self.view(measured if cooperative else measured.detach(), groups.mask))
-        a = self.attend(logits, groups.mask, equal)
+        own = self.softmax(logits, groups.mask)
+        a = self.attend(own, equal)
         # Each by itself: in one pass the last bits of the first would depend on the second's weights.
         under_a = self.variances(groups, a if cooperative else a.detach(), of=measured)
         again = self.variances(groups, a, of=measured.detach())[0]
-        return Attended(groups, equal, logits, a, torch.cat([self.variances(groups, equal), under_a]), again)
+        return Attended(groups, equal, own, a, torch.cat([self.variances(groups, equal), under_a]), again)
 
-    def heads(self, logits: Tensor, groups: Groups | Seats) -> list[Head]:
+    def heads(self, own: Tensor, groups: Groups | Seats) -> Heads:
         """The gate as one head: a row for each class, over its samples."""
-        there, rows = groups.mask[None, :, None], (groups.total > 1) & (groups.count > 0)
-        a = self.softmax(logits, groups.mask)[None, :, None]
-        return [Head(a, there, rows.to(logits.dtype).unsqueeze(1), groups.total)]
+        total = groups.total
+        rows = ((total > 1) & (groups.count > 0)).to(own.dtype).unsqueeze(1)
+        return Heads(own[None, :, None], groups.mask[None, :, None], rows, total)
 
     def learnt(self, attention: tuple[Tensor, ...], groups: Groups | Seats) -> tuple[Tensor, ...]:
         if isinstance(groups, Seats):
             return attention
-        return (self.logits(self.looked_at(groups.x.detach(), groups.mask)),)
+        return (self.softmax(self.logits(self.looked_at(groups.x.detach(), groups.mask)), groups.mask),)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         compared = self.config.gate_objective == "cooperative" or self.config.space == "normalised" or self.cut is not None
@@ -266,7 +268,7 @@ class Gated(Guarded, Surrogate[Any]):
             weighted = self.weighted_as_compared(self.grouped(z, y))
         else:
             weighted = self.weighted(z, y) if self.bank is None else self.weighted_with_memory(z, y, self.bank)
-        groups, equal, logits, a, both, again = weighted
+        groups, equal, own, a, both, again = weighted
         total = groups.total
         uniform, found = self.penalty(both)
         variance = self.summed(both[1])
@@ -285,7 +287,8 @@ class Gated(Guarded, Surrogate[Any]):
             climb = self.penalty(again)
             penalty = penalty + (climb.detach() - climb)
         beta = betas(groups)
-        held, told = self.guarded((logits,), groups, hidden(beta, found.detach(), honest))
+        hides = hidden(beta, torch.stack([penalty, found]).detach(), honest)
+        held = self.guarded((own,), groups, hides[1])
         reference = self.equal_weights(z, y, beta, uniform, self.penalty)
         diagnostics = {
             "variance": by_class(variance.sum(1) / self.token_dim, groups, self.classes),
@@ -293,10 +296,10 @@ class Gated(Guarded, Surrogate[Any]):
             "attention_entropy": (beta * relative_entropy(a.detach(), total)).sum(),
             "effective_samples": (beta * ess).sum(),
             "collapsed": share_of_groups(collapsed, groups),
-            "hidden": hidden(beta, penalty.detach(), honest),
+            "hidden": hides[0],
             "fallback": share_of_groups(replaced, groups),
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
         loss = (beta * penalty).sum()
-        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
+        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics)

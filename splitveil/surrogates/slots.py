@@ -46,7 +46,7 @@ from splitveil.surrogates import FeatureSpace, Surrogate, SurrogateOutput
 from splitveil.surrogates.shared.attention_entropy import (
     AttentionConfig,
     Guarded,
-    Head,
+    Heads,
     guard_for,
     guard_weights,
     make_temperatures,
@@ -151,12 +151,12 @@ class Slots(Guarded, HasCentres, Surrogate[Config]):
         if self.config.bounded:
             at_most(self.attention, "log_beta", 0.0)
 
-    def heads(self, r: Tensor, seen: Tensor, groups: Groups) -> list[Head]:
+    def heads(self, r: Tensor, seen: Tensor, groups: Groups) -> Heads:
         """The slots and the heads of the cross attention: a row for each sample, over the slots that exist."""
         there = (r.detach() > 0).to(r.dtype).unsqueeze(0)  # a share is never 0 where sample and slot exist
         rows = groups.mask * (groups.count > 0).unsqueeze(1)
         most = torch.minimum(there[0].amax(1).sum(1), groups.total)  # two samples use two slots at most
-        return [Head(r.unsqueeze(0), there, rows, most), Head(seen.transpose(0, 1) * there, there, rows, most)]
+        return Heads(torch.cat([r.unsqueeze(0), seen.transpose(0, 1) * there]), there, rows, most)
 
     @torch.no_grad()
     def refresh(self, features: Tensor, labels: Tensor) -> None:
@@ -241,8 +241,8 @@ class Slots(Guarded, HasCentres, Surrogate[Config]):
             "skipped_classes": skipped_groups(groups),
             "overflow": groups.overflow,
         }
-        held, told = self.guarded((r, seen), groups, r.new_zeros(()))  # a finer mixture has less spread inside, and hides none
-        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics | told)
+        held = self.guarded((r, seen), groups, r.new_zeros(()))  # a finer mixture has less spread inside, and hides none
+        return SurrogateOutput(loss if held is None else loss + held, reference, diagnostics)
 
     def duplicates(self, r: Tensor, groups: Groups) -> Tensor:
         """[g], slots in use that hold the same samples as another one does."""

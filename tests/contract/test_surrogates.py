@@ -176,7 +176,7 @@ def hold_attention(surrogate: Surrogate, z: Tensor, y: Tensor) -> None:
         elif isinstance(part, Gated) and part.config.gate_objective != "cooperative":
             groups = part.grouped(z, y)
             equal = groups.mask / groups.total.clamp_min(1).unsqueeze(1)
-            weights = part.attend(part.logits(part.looked_at(groups.x, groups.mask)), groups.mask, equal)
+            weights = part.attend(part.softmax(part.logits(part.looked_at(groups.x, groups.mask)), groups.mask), equal)
             part.attend = lambda *_, weights=weights: weights
 
 

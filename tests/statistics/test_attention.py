@@ -14,6 +14,7 @@ from splitveil.statistics.attention import (
     effective_samples,
     relative_entropy,
     rows_of,
+    surprise,
 )
 
 
@@ -28,7 +29,7 @@ def test_the_certificate_is_never_above_the_measured_entropy(seed: int, n: int, 
     logits = row(seed, n, sharp) + shift
     a, count = logits.softmax(0), torch.tensor(n)
     measured = relative_entropy(a, count) * log(n)
-    for s in (torch.linalg.vector_norm(logits - logits.mean()), centred_norm(a, torch.ones(n))):
+    for s in (torch.linalg.vector_norm(logits - logits.mean()), centred_norm(surprise(a), torch.ones(n), count)):
         assert certified_entropy(s, count) <= measured + 1e-13 * n
 
 
@@ -63,7 +64,7 @@ def test_the_certificate_of_eight_slots_has_the_published_values() -> None:
 def test_the_centred_norm_is_read_off_the_weights() -> None:
     logits = 3 * torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = torch.linalg.vector_norm(logits - logits.mean(1, keepdim=True), dim=1)
-    torch.testing.assert_close(centred_norm(logits.softmax(1), torch.ones(20, 7)), expected)
+    torch.testing.assert_close(centred_norm(surprise(logits.softmax(1)), torch.ones(20, 7), torch.tensor(7)), expected)
 
 
 def test_a_row_with_one_key_or_none_has_no_choice_and_finite_gradients() -> None:

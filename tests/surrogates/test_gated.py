@@ -289,7 +289,7 @@ def test_the_pull_of_a_trained_adversarial_gate_is_the_derivative_at_its_weights
     own = z.detach().view(SAMPLES, CLASSES, DIM).transpose(0, 1)  # classes in turn
     mask = torch.ones(CLASSES, SAMPLES).double()
     assert isinstance(surrogate, Gated)
-    a = surrogate.attend(surrogate.logits(surrogate.norm(own)), mask, mask / SAMPLES).detach()
+    a = surrogate.attend(surrogate.softmax(surrogate.logits(surrogate.norm(own)), mask), mask / SAMPLES).detach()
 
     def at_these_weights(x: torch.Tensor) -> torch.Tensor:
         return surrogate.penalty(surrogate.variances(surrogate.grouped(z, y), a, of=x)).mean()
@@ -324,7 +324,7 @@ def test_under_stopgrad_z_does_not_feel_the_gate() -> None:
     own = z.detach().view(SAMPLES, CLASSES, DIM).transpose(0, 1).requires_grad_()
     mask = torch.ones(CLASSES, SAMPLES).double()
     assert isinstance(surrogate, Gated)
-    a = surrogate.attend(surrogate.logits(surrogate.norm(own)), mask, mask / SAMPLES).detach()
+    a = surrogate.attend(surrogate.softmax(surrogate.logits(surrogate.norm(own)), mask), mask / SAMPLES).detach()
     assert a.std() > 0
     (expected,) = torch.autograd.grad(surrogate.penalty(surrogate.variances(surrogate.grouped(z, y), a, of=own)).mean(), own)
     torch.testing.assert_close(pull, expected.transpose(0, 1).reshape(-1, DIM))

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from splitveil.options import option
 from splitveil.statistics.attention import below_floor, beyond_band, relative_entropy, rows_of
-from splitveil.surrogates.shared.spectral import at_most, norms, reparam, settle
+from splitveil.surrogates.shared.spectral import at_most, full_precision, norms, reparam, settle
 
 TRIPPED, RECOVERED = 0.1, 0.2
 """Usage below which a head has collapsed, and above which it has recovered."""
@@ -71,8 +71,8 @@ class AttentionConfig:
         return self.spectral in ("capped", "fixed")
 
 
-class Head(NamedTuple):
-    """The heads of one layer, all alike in shape."""
+class Heads(NamedTuple):
+    """The heads of all layers of a surrogate, which are alike in shape."""
 
     weights: Tensor  # [k, g, n, s], 0 where there is no key
     there: Tensor  # [1 or k, g, n, s], 1 where there is a key
@@ -91,25 +91,30 @@ class Seen(NamedTuple):
 
 
 def mean_of(values: Tensor, weight: Tensor) -> Tensor:
-    """[k, ...] averaged over all but heads; 1 where there is nothing, since nothing has collapsed there."""
+    """[..., *weight's] averaged over what the weight is of; 1 where there is nothing, since nothing has collapsed there."""
     total = weight.sum()
-    return torch.where(total > 0, (values * weight).flatten(1).sum(1) / total.clamp_min(1), 1.0)
+    return values.flatten(-weight.dim()) @ weight.flatten() / total.clamp_min(1) + (total == 0)
 
 
-def classes_of(head: Head) -> Tensor:
+def classes_of(heads: Heads) -> Tensor:
     """[g], 1 for a class that has rows."""
-    return head.rows.amax(1)
+    return heads.rows.amax(1)
 
 
-def usage_of(head: Head) -> Tensor:
-    """[k, g], relative entropy of the mean over a class's rows."""
-    mean = (head.weights * head.rows.unsqueeze(-1)).sum(2) / head.rows.sum(1).clamp_min(1).unsqueeze(1)
-    return relative_entropy(mean, head.most).clamp_max(1)
+def usage_of(heads: Heads) -> Tensor:
+    """[k, g], relative entropy of the mean over a class's rows; above 1 where a single sample weighs several slots."""
+    mean = heads.weights.squeeze(2)  # of a single row
+    if heads.rows.shape[1] > 1:
+        mean = (heads.weights * heads.rows.unsqueeze(-1)).sum(2) / heads.rows.sum(1).clamp_min(1).unsqueeze(1)
+    return relative_entropy(mean, heads.most)
 
 
-def seen_of(head: Head) -> Seen:
-    entropy, effective, norm, certified = (mean_of(each, head.rows) for each in rows_of(head.weights, head.there))
-    return Seen(entropy, mean_of(usage_of(head), classes_of(head)), effective, norm, certified)
+def seen_of(heads: Heads) -> Seen:
+    entropy, effective, norm, certified = mean_of(torch.stack(rows_of(heads.weights, heads.there)), heads.rows)
+    usage = entropy  # of a single row
+    if heads.rows.shape[1] > 1:
+        usage = mean_of(usage_of(heads).clamp_max(1), classes_of(heads))
+    return Seen(entropy, usage, effective, norm, certified)
 
 
 class Alarm(nn.Module):
@@ -144,17 +149,18 @@ class Alarm(nn.Module):
         if self.noted is None:
             return
         for average, now in zip((self.usage, self.hidden), self.noted):
-            average.copy_(torch.where(finite, torch.lerp(now, average, KEPT), average))
-        beyond = (self.usage < TRIPPED).any() | (self.hidden > HIDES)
-        self.beyond.copy_(torch.where(finite, torch.where(beyond, self.beyond + 1, 0), self.beyond))
-        well = (self.usage > RECOVERED).all() & (self.hidden < SHOWS)
-        on = (self.beyond >= PATIENCE) | (self.on & ~well)
-        self.trips += on & ~self.on
+            torch.where(finite, torch.lerp(now, average, KEPT), average, out=average)
+        least = self.usage.amin()
+        beyond = (least < TRIPPED) | (self.hidden > HIDES)
+        torch.where(finite, (self.beyond + 1) * beyond, self.beyond, out=self.beyond)
+        well = (least > RECOVERED) & (self.hidden < SHOWS)
+        on = (self.beyond >= PATIENCE) | (self.on > well)  # it was on, and is not well
+        self.trips += on > self.on
         self.on.copy_(on)
 
 
 class AttentionGuard(nn.Module):
-    """What the options of AttentionConfig do for the k heads of one surrogate, layer by layer in a fixed order."""
+    """What the options of AttentionConfig do for the k heads of one surrogate."""
 
     def __init__(self, config: AttentionConfig, heads: int) -> None:
         super().__init__()
@@ -168,36 +174,24 @@ class AttentionGuard(nn.Module):
         start = log(self.config.entropy_target / (1 - self.config.entropy_target))
         return torch.sigmoid(start + SLOW * self.target)
 
-    def off_target(self, head: Head, theta: Tensor) -> Tensor:
-        """[k], how far the rows of each head are beyond the bands around its target [k]."""
-        h = relative_entropy(head.weights, head.there.sum(-1))
-        return mean_of(beyond_band(h, theta[:, None, None], self.config.entropy_band), head.rows)
-
-    def penalty(self, layers: Sequence[Head]) -> Tensor:
+    def penalty(self, heads: Heads) -> Tensor:
         """Worth 0, with the penalty's gradient."""
         if self.config.entropy_penalty == "floor":
-            each = [mean_of(below_floor(usage_of(head), self.config.entropy_least), classes_of(head)) for head in layers]
+            beyond, weight = below_floor(usage_of(heads), self.config.entropy_least), classes_of(heads)
         else:
-            thetas = self.theta().split([len(head.weights) for head in layers])
-            each = [self.off_target(head, theta) for head, theta in zip(layers, thetas)]
-        value = self.config.entropy_weight * torch.cat(each).mean()
+            h = relative_entropy(heads.weights, heads.there.sum(-1))
+            beyond, weight = beyond_band(h, self.theta()[:, None, None], self.config.entropy_band), heads.rows
+        share = weight * (self.config.entropy_weight / len(heads.weights)) / weight.sum().clamp_min(1)
+        value = (beyond * share).sum()
         return value - value.detach()
 
     @torch.no_grad()
-    def watch(self, layers: Sequence[Head], surrogate: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
-        """The diagnostics of this step, {} if nobody asked for them; `hidden` is what the alarm looks at beside the heads."""
-        found: dict[str, Tensor] = {}
-        if self.alarm is not None:
-            parts = zip(*(seen_of(head) for head in layers))
-            seen = Seen(*(torch.cat(part) for part in parts))
-            self.alarm.note(seen.usage, hidden)
-            found |= {f"head_{name}": value for name, value in seen._asdict().items()}
-            found["tripped"] = self.alarm.on.to(seen.usage.dtype)
-        if (spectral := norms(surrogate)) is not None:
-            found["spectral_norm"] = spectral
-        if self.config.entropy_penalty == "targets":
-            found["head_target"] = self.theta()
-        return found
+    def watch(self, heads: Heads, hidden: Tensor) -> dict[str, Tensor]:
+        """The diagnostics of a step's heads, for the alarm too; `hidden` is what it looks at beside them."""
+        assert self.alarm is not None
+        seen = seen_of(heads)
+        self.alarm.note(seen.usage, hidden)
+        return {f"head_{name}": value for name, value in seen._asdict().items()} | {"tripped": self.alarm.on.to(hidden.dtype)}
 
     def follow(self, surrogate: nn.Module, finite: Tensor) -> None:
         """After a step: power iteration, caps and the alarm."""
@@ -210,26 +204,42 @@ class Guarded(nn.Module):
     """A part of a surrogate's class: its attention under the options of AttentionConfig."""
 
     guard: AttentionGuard | None
+    noted: tuple[tuple[Tensor, ...], Any, Tensor] | None = None
+    """The attention of a forward pass, its groups and the share of the loss that it hides, for `watched`."""
 
     def tripped(self) -> Tensor | None:
         """[], true while the alarm says that attention has collapsed; None without an alarm."""
         return None if self.guard is None or self.guard.alarm is None else self.guard.alarm.now()
 
-    heads: Callable[..., list[Head]]
+    heads: Callable[..., Heads]
     """(*attention, groups), the heads of attention that it computed."""
 
     def learnt(self, attention: tuple[Tensor, ...], groups: Any) -> tuple[Tensor, ...]:
         """The attention as the surrogate alone feels it, and z does not."""
         return attention
 
-    def guarded(self, attention: tuple[Tensor, ...], groups: Any, hidden: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The penalty on the attention's entropy, worth 0, and what the monitor logs."""
+    def guarded(self, attention: tuple[Tensor, ...], groups: Any, hidden: Tensor) -> Tensor | None:
+        """The penalty on the attention's entropy, worth 0, or None; what the monitor logs is left to `watched`."""
         if self.guard is None:
-            return None, {}
-        told = self.guard.watch(self.heads(*(each.detach() for each in attention), groups), self, hidden)
+            return None
+        self.noted = tuple(each.detach() for each in attention), groups, hidden
         if self.guard.config.entropy_penalty == "off":
-            return None, told
-        return self.guard.penalty(self.heads(*self.learnt(attention, groups), groups)), told
+            return None
+        return self.guard.penalty(self.heads(*self.learnt(attention, groups), groups))
+
+    @torch.no_grad()
+    def watched(self) -> dict[str, Tensor]:
+        if self.guard is None or self.noted is None:
+            return {}
+        (attention, groups, hidden), self.noted, found = self.noted, None, dict[str, Tensor]()
+        if self.guard.alarm is not None:
+            with full_precision(hidden):
+                found |= self.guard.watch(self.heads(*attention, groups), hidden)
+        if (spectral := norms(self)) is not None:
+            found["spectral_norm"] = spectral
+        if self.guard.config.entropy_penalty == "targets":
+            found["head_target"] = self.guard.theta()
+        return found
 
 
 def guard_for(config: AttentionConfig, heads: int) -> AttentionGuard | None:

@@ -13,7 +13,8 @@ slows a collapse but does not rule it out; a cap does. The norm of a single row 
 
 `reparam` does this to named weights of a module in place, by torch's parametrizations; `SigmaLinear` is a linear layer that has
 it; `fold` makes them plain weights again, of the same function, for export. Nothing moves in a forward pass: `settle` is called
-after a step, and then u and v belong to the weights that the next forward sees.
+after a step, and then sigma, u and v belong to the weights that the next forward sees. Weights that are changed otherwise need
+it too.
 
 The published layers go on from the last u, once a step. Such a u sits on a singular vector while another one overtakes it: on a
 regression with Adam the sigma of a 64 x 392 weight was 17 to 23 % too low for many steps. So the power is taken by squaring the
@@ -28,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 
 Gamma = Literal["stats", "learned", "capped", "fixed"]
@@ -35,6 +37,8 @@ SQUARED = 128
 """Rows or columns, whichever are fewer, up to which a Gram matrix is squared."""
 TIMES = 3
 """Power iterations after a step for wider weights."""
+LEAST = 1e-12
+"""The sigma of a weight of zeros, by which it is divided too."""
 
 
 class Leading(NamedTuple):
@@ -70,25 +74,21 @@ def power_iteration(W: Tensor, u: Tensor, v: Tensor, times: int = TIMES) -> tupl
     return u, v
 
 
-def by_squaring(W: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """u [i] and v [o] of [o, i] after 128 power iterations from that axis which the first 32 leave longest."""
-    if W.shape[0] > W.shape[1]:
-        v, u = by_squaring(W.T, v, u)
-        return u, v
-    power = W @ W.T
-    for squarings in (3, 2):  # its largest eigenvalue is 1 / SQUARED of the trace at least, and to the eighth still a number
-        power = power.div_(power.diagonal().sum().clamp_min(1e-30))
-        for _ in range(squarings):
-            power = power @ power
-    power = power.div_(power.diagonal().sum().clamp_min(1e-30))
-    longest = power.index_select(1, power.diagonal().argmax().view(1)).squeeze(1)
-    v = unit(power @ (power @ (power @ longest)), v)
-    return unit(W.T @ v, u), v
+def scaled(power: Tensor) -> Tensor:
+    """Gram matrices [k, n, n], in place, with largest eigenvalues between n^-0.5 and n^0.5; a matrix of zeros stays one."""
+    trace = power.diagonal(dim1=1, dim2=2).sum(1)  # between the largest eigenvalue and n times it
+    return power.div_((trace.clamp_min(1e-35) * power.shape[1] ** -0.5).view(-1, 1, 1))
 
 
-def sigma_of(W: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """v . W u, whose gradient with respect to W is v u^T."""
-    return torch.dot(v, W @ u)
+def by_squaring(grams: Tensor) -> Tensor:
+    """[k, n, n] -> [k, n], where 128 power iterations lead from that axis which the first 32 leave longest; 0 for zeros."""
+    power = scaled(grams)
+    for _ in range(5):
+        power = power @ power  # at the end between n^-16 and n^16: still a number in float32, as n is `SQUARED` at most
+    power = scaled(power)
+    axis = power.diagonal(dim1=1, dim2=2).argmax(1).view(-1, 1, 1).expand(-1, power.shape[1], 1)
+    vectors = (power @ (power @ (power @ power.gather(2, axis)))).squeeze(2)
+    return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
 
 
 def full_precision(W: Tensor) -> Any:
@@ -96,9 +96,34 @@ def full_precision(W: Tensor) -> Any:
     return nullcontext() if W.is_meta else torch.autocast(W.device.type, enabled=False)
 
 
-class Spectral(nn.Module):
-    """W [o, i] or [i] -> W_hat; keeps u, v and gamma."""
+class Normalised(torch.autograd.Function):
+    """W_hat = gamma W / sigma for W [o, i] or [i]. Its gradients are written out: autograd would start twice as many kernels.
 
+        dL/dgamma = <G, W> / sigma          dL/dW = gamma / sigma (G - <G, W> / sigma v u^T)          G = dL/dW_hat
+
+    A gamma beyond the cap counts as the cap, and still feels the loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, gamma: Tensor, cap: float, sigma: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        scale = gamma.clamp(-cap, cap) / sigma
+        ctx.save_for_backward(W, sigma, scale, u, v)
+        return W * scale.to(W.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        W, sigma, scale, u, v = ctx.saved_tensors
+        G = gradients[0].to(u.dtype)
+        of_gamma = (G * W).sum() / sigma
+        of_W = torch.addr(torch.atleast_2d(G), of_gamma * v, u, alpha=-1).mul_(scale)
+        return of_W.view_as(W).to(W.dtype), of_gamma, None, None, None, None
+
+
+class Spectral(nn.Module):
+    """W [o, i] or [i] -> W_hat; keeps sigma, u, v and gamma."""
+
+    sigma: Tensor
     u: Tensor
     v: Tensor
     gamma: Tensor
@@ -107,41 +132,43 @@ class Spectral(nn.Module):
         """`start` is gamma's first value in the place of sigma(W)."""
         super().__init__()
         self.kind, self.cap = kind, inf if kind in ("stats", "learned") else cap
-        sigma, u, v = leading(torch.atleast_2d(W.detach()))
         dtype = torch.promote_types(W.dtype, torch.float32)
-        self.register_buffer("u", u.to(W.device, dtype))
-        self.register_buffer("v", v.to(W.device, dtype))
+        sigma, u, v = (each.to(W.device, dtype) for each in leading(torch.atleast_2d(W.detach())))
+        self.register_buffer("sigma", sigma.clamp_min(LEAST))
+        self.register_buffer("u", u)
+        self.register_buffer("v", v)
         if kind == "fixed":
             self.register_buffer("gamma", torch.tensor(cap, dtype=dtype, device=W.device))
         elif kind != "stats":
             first = min(float(sigma) if start is None else start, self.cap)
             self.gamma = nn.Parameter(torch.tensor(first, dtype=dtype, device=W.device))
 
-    def sigma(self, W: Tensor) -> Tensor:
-        with full_precision(W):
-            return sigma_of(torch.atleast_2d(W).to(self.u.dtype), self.u, self.v)
-
     def forward(self, W: Tensor) -> Tensor:
         if self.kind == "stats":
             return W
-        scale = self.gamma.clamp(-self.cap, self.cap) / self.sigma(W).clamp_min(1e-12)
-        return W * scale.to(W.dtype)
+        return Normalised.apply(W, self.gamma, self.cap, self.sigma, self.u, self.v)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def norm(self, W: Tensor) -> Tensor:
-        """The spectral norm of what the module computes with."""
-        return self.sigma(W) if self.kind == "stats" else self.gamma.clamp(-self.cap, self.cap).abs()
+    def norm(self) -> Tensor:
+        """The spectral norm of what the module computes with, but for its sign."""
+        return self.sigma if self.kind == "stats" else self.gamma.clamp(-self.cap, self.cap)
 
     @torch.no_grad()
-    def settle(self, W: Tensor, finite: Tensor) -> None:
-        """Follow the weight, and bring a gamma that a step has carried beyond its cap back to it."""
-        W = torch.atleast_2d(W).to(self.u.dtype)
-        with full_precision(W):
-            u, v = (by_squaring if min(W.shape) <= SQUARED else power_iteration)(W, self.u, self.v)
-        self.u.copy_(torch.where(finite, u, self.u))
-        self.v.copy_(torch.where(finite, v, self.v))
+    def hold(self) -> None:
+        """Bring a gamma that a step has carried beyond its cap back to it."""
         if self.kind == "capped":
             self.gamma.clamp_(-self.cap, self.cap)
+
+    @torch.no_grad()
+    def follow(self, W: Tensor, short: Tensor, finite: Tensor) -> None:
+        """Take in the singular vector of the shorter side of [o, i], and with it the other one and sigma."""
+        wide = W.shape[0] <= W.shape[1]
+        other = (W.T if wide else W) @ short
+        sigma = torch.linalg.vector_norm(other).clamp_min(LEAST)
+        other /= sigma
+        u, v = (other, short) if wide else (short, other)
+        for old, new in ((self.sigma, sigma), (self.u, u), (self.v, v)):
+            torch.where(finite, new, old, out=old)
 
 
 class AtMost(nn.Module):
@@ -155,7 +182,7 @@ class AtMost(nn.Module):
         return value.clamp(max=self.bound)
 
     @torch.no_grad()
-    def settle(self, value: Tensor, finite: Tensor) -> None:
+    def hold(self, value: Tensor) -> None:
         value.clamp_(max=self.bound)
 
 
@@ -182,16 +209,37 @@ def reparametrised(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any, Ten
                 yield owner, name, chain[0], chain.original
 
 
+@torch.no_grad()
 def settle(module: nn.Module, finite: Tensor) -> None:
-    """Call it after each step, with false for a step that was skipped."""
+    """Call it after each step, with false for a step that was skipped. Weights with equal shorter sides are followed as one."""
+    alike: dict[int, list[tuple[Spectral, Tensor]]] = {}
     for _, _, how, behind in reparametrised(module):
-        how.settle(behind, finite)
+        if isinstance(how, Spectral):
+            how.hold()
+            W = torch.atleast_2d(behind).to(how.u.dtype)
+            alike.setdefault(min(W.shape), []).append((how, W))
+        else:
+            how.hold(behind)
+    for weights in alike.values():
+        with full_precision(weights[0][1]):
+            for (how, W), short in zip(weights, shorter(weights)):
+                how.follow(W, short, finite)
+
+
+def shorter(weights: Sequence[tuple[Spectral, Tensor]]) -> Sequence[Tensor]:
+    """The leading singular vectors of the shorter sides, which are equal."""
+    side = min(weights[0][1].shape)
+    if 1 < side <= SQUARED:
+        return by_squaring(torch.stack([W @ W.T if len(W) == side else W.T @ W for _, W in weights])).unbind()
+    times = 0 if side == 1 else TIMES  # of a single row it is (1) or (-1), as it was
+    vectors = [(W, *power_iteration(W, how.u, how.v, times)) for how, W in weights]
+    return [v if len(W) == side else u for W, u, v in vectors]
 
 
 def norms(module: nn.Module) -> Tensor | None:
     """The spectral norms [k] of the reparametrised weights, in the order of the modules; None if there are none."""
-    found = [how.norm(behind) for _, _, how, behind in reparametrised(module) if isinstance(how, Spectral)]
-    return torch.stack(found) if found else None
+    found = [how.norm() for _, _, how, _ in reparametrised(module) if isinstance(how, Spectral)]
+    return torch.stack(found).abs() if found else None
 
 
 def fold(module: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from splitveil.surrogates.shared.attention_entropy import (
     Alarm,
     AttentionConfig,
     AttentionGuard,
-    Head,
+    Heads,
     seen_of,
     usage_of,
 )
@@ -112,6 +112,24 @@ def test_z_does_not_feel_the_penalty_and_the_attention_does(name: str, options: 
     assert all(value.isfinite().all() for value in held.values())
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@every
+def test_what_is_watched_after_the_edge_has_its_gradient_is_what_was_seen(name: str, options: dict[str, Any], bf16: bool) -> None:
+    """In a step the monitor comes later than the loss, but before anything moves, and in float32."""
+    every_option = {"monitor": True, "spectral": "capped", "entropy_penalty": "targets", "temperatures": True}
+    surrogate, z, y = made(name, **options, **every_option)
+    steps(surrogate, z, y, 3, 1e-2)
+    expected = copy.deepcopy(surrogate)(z, y).diagnostics
+    cem = CEM(surrogate, warmup=0, lr=1e-2)
+    cem.schedule(0, 1e-3)
+    own = z.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        cem.look(own, y)
+    assert cem.last is not None
+    assert cem.last.diagnostics.keys() == expected.keys() >= {"head_usage", "tripped", "spectral_norm", "head_target"}
+    assert all(torch.equal(value, expected[key]) for key, value in cem.last.diagnostics.items())
+
+
 def collapse(surrogate: Any) -> None:
     """A norm of 50 for the gate's w; slots so far away that the one nearest to the middle has it all."""
     with torch.no_grad():
@@ -175,7 +193,7 @@ def test_what_is_seen_of_a_head_keeps_its_order(seed: int, g: int, n: int, s: in
     logits = sharp * torch.randn(2, g, n, s, generator=generator, dtype=torch.float64)
     rows = (torch.rand(g, n, generator=generator) < 0.8).double()
     most = torch.full((g,), s)
-    seen = seen_of(Head(logits.softmax(3), torch.ones(1, g, n, s).double(), rows, most))
+    seen = seen_of(Heads(logits.softmax(3), torch.ones(1, g, n, s).double(), rows, most))
     assert (seen.certified <= seen.entropy + 1e-9).all()
     if rows.sum(1).unique().numel() == 1:  # classes weigh alike in both means
         assert (seen.entropy <= seen.usage + 1e-9).all()
@@ -187,8 +205,8 @@ def test_what_is_seen_of_a_head_keeps_its_order(seed: int, g: int, n: int, s: in
 def test_samples_that_each_have_a_slot_use_all_and_samples_in_one_slot_use_one() -> None:
     own, one = torch.eye(4).expand(1, 1, 4, 4), torch.eye(4)[:1].expand(4, 4).view(1, 1, 4, 4)
     rest = torch.ones(1, 1, 4, 4), torch.ones(1, 4), torch.tensor([4])
-    assert usage_of(Head(own, *rest)).item() == pytest.approx(1)
-    assert usage_of(Head(one, *rest)).item() == pytest.approx(0, abs=1e-6)
+    assert usage_of(Heads(own, *rest)).item() == pytest.approx(1)
+    assert usage_of(Heads(one, *rest)).item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -207,8 +225,8 @@ def test_targets_pull_from_both_sides_and_follow_slowly() -> None:
     guard = AttentionGuard(config, 2)
     torch.testing.assert_close(guard.theta(), torch.full((2,), 0.6))
     logits = torch.stack([torch.tensor([9.0, 0, 0, 0]), torch.tensor([0.01, 0, 0, 0])]).view(2, 1, 1, 4).requires_grad_()
-    head = Head(logits.softmax(3), torch.ones(1, 1, 1, 4), torch.ones(1, 1), torch.tensor([4]))
-    penalty = guard.penalty([head])
+    heads = Heads(logits.softmax(3), torch.ones(1, 1, 1, 4), torch.ones(1, 1), torch.tensor([4]))
+    penalty = guard.penalty(heads)
     assert penalty == 0
     penalty.backward()
     assert logits.grad is not None
