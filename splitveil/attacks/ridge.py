@@ -138,6 +138,7 @@ class Ridge(Attack[Config]):
         size = batch_size(max(d, p), BATCH)
         outs = which_out(len(images) // 10, len(images), images.device).split(size)
         waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # large images come few at a time, and large sums are slow to add to
+        stages = self.config.passes + len(ALPHAS) + 1
         for sent in range(self.config.passes):
             for i, ((x, _), out) in enumerate(zip(images.in_order(size), outs), 1):
                 z, x = access.query(x).mean(1).flatten(1).double(), x.flatten(1)
@@ -148,13 +149,16 @@ class Ridge(Attack[Config]):
                     z, x, out = (torch.cat(parts) for parts in zip(*waiting))
                     kept, held_out = kept.plus(z[~out], x[~out]), held_out.plus(z[out], x[out])
                     waiting.clear()
-            self.on_progress(sent + 1, self.config.passes + 1)
+            self.on_progress(sent + 1, stages)
         n = kept.n + held_out.n
         self.z_mean_, x_mean = (kept.z + held_out.z) / n, (kept.x + held_out.x) / n
         self.shape_ = access.x_shape
         kept, held_out = kept.about(self.z_mean_, x_mean), held_out.about(self.z_mean_, x_mean)
         scale = ((kept.zz.trace() + held_out.zz.trace()) / (n * d)).clamp_min(1e-12).item()
-        errors = [error(held_out, solve(kept, alpha * scale)) for alpha in ALPHAS]
+        errors = []
+        for alpha in ALPHAS:
+            errors.append(error(held_out, solve(kept, alpha * scale)))
+            self.on_progress(self.config.passes + len(errors), stages)
         self.alpha_ = ALPHAS[errors.index(min(errors))]
         everything = Moments(n, *(a + b for a, b in zip(kept[1:], held_out[1:])))
         if mixes:
@@ -163,7 +167,7 @@ class Ridge(Attack[Config]):
             self.x_mean_, self.inverse_ = mean_of(images).flatten(), Mixture(factors, sums, images)
         else:
             self.x_mean_, self.inverse_ = x_mean, Matrix(solve(everything, self.alpha_ * scale))
-        self.on_progress(self.config.passes + 1, self.config.passes + 1)
+        self.on_progress(stages, stages)
         return self
 
     def reconstruct(self, observation: Observation) -> Tensor:

@@ -34,6 +34,16 @@ def fitted(edge: nn.Module, channel: Channel, images: DeviceImages, z_shape: tup
     return attack.fit(grant(attack.requires, model, channel, images, CPU, 0))
 
 
+def test_its_progress_counts_the_solutions_which_take_longest_where_z_is_large() -> None:
+    images = DeviceImages(ImageSet(np.zeros((40, 1, 8, 8), np.uint8), np.zeros(40, np.int64), ("a",)), CPU)
+    model = SplitModel(nn.Identity(), nn.Flatten(), (1, 8, 8), (1, 8, 8))
+    attack, seen = attacks.build("ridge", passes=2), list[tuple[int, int]]()
+    attack.on_progress = lambda done, total: seen.append((done, total))
+    attack.fit(grant(attack.requires, model, Channel(), images, CPU, 0))
+    total = 2 + len(ridge.ALPHAS) + 1
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
 def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
     images, private = bundled()
     attack = fitted(nn.Identity(), Channel(), images, (1, 32, 32))
