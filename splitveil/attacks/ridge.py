@@ -113,7 +113,7 @@ class Mixture(NamedTuple):
     images: DeviceImages
 
     def __call__(self, z: Tensor) -> Tensor:
-        shares = torch.linalg.lu_solve(*self.factors, z.T).T.float() @ self.sums.T  # c [b, n]
+        shares = (torch.linalg.lu_solve(*self.factors, z.T).T.to(self.sums) @ self.sums.T).float()  # c [b, n]
         mixed = torch.zeros(len(z), self.images.numbers, device=z.device)
         for start in range(0, len(self.images), ROWS):
             rows = slice(start, start + ROWS)
@@ -133,7 +133,8 @@ class Ridge(Attack[Config]):
             raise UserError(f"ridge: z has {d} numbers, at most {LARGEST} can be inverted; add a bottleneck or drop ridge")
         mixes = p > LARGE or d * p > KEPT
         pixels = torch.randperm(p, generator=stream("cpu", self.seed, "pixels"))[:PIXELS] if mixes else torch.arange(p)
-        sums = mapped_zeros((len(images) if mixes else 0, d), images.device)
+        exact = torch.float64 if len(images) <= d else torch.float32  # with so few images some directions of A have alpha alone
+        sums = mapped_zeros((len(images) if mixes else 0, d), images.device, exact)
         kept, held_out = (no_samples(d, len(pixels), images.device) for _ in range(2))
         size = batch_size(max(d, p), BATCH)
         outs = which_out(len(images) // 10, len(images), images.device).split(size)
@@ -163,7 +164,7 @@ class Ridge(Attack[Config]):
         everything = Moments(n, *(a + b for a, b in zip(kept[1:], held_out[1:])))
         if mixes:
             factors = torch.linalg.lu_factor(regularised(everything, self.alpha_ * scale))
-            sums -= self.config.passes * self.z_mean_.float()
+            sums -= self.config.passes * self.z_mean_.to(sums)
             self.x_mean_, self.inverse_ = mean_of(images).flatten(), Mixture(factors, sums, images)
         else:
             self.x_mean_, self.inverse_ = x_mean, Matrix(solve(everything, self.alpha_ * scale))

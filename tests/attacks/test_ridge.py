@@ -178,6 +178,21 @@ def test_of_large_images_it_mixes_the_attacker_s_to_what_the_matrix_gives(sigma:
     torch.testing.assert_close(mixture.reconstruct(Observation(z)), matrix.reconstruct(Observation(z)), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_with_fewer_images_than_numbers_in_z_it_mixes_them_to_what_the_matrix_gives(
+    sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z of a private image points where no own image was; there a small alpha multiplies every rounding error by 10^8."""
+    images, private = bundled()
+    images = DeviceImages(ImageSet(images.images[:50].numpy(), images.labels[:50].numpy(), ("a",) * 10), CPU)
+    channel = Channel([defences.build("gaussian", sigma=sigma)] if sigma else [])
+    z = channel.send(private.flatten(1), private, torch.Generator().manual_seed(1)).unsqueeze(1)
+    matrix = fitted(nn.Flatten(), channel, images, (1024,))
+    monkeypatch.setattr(ridge, "KEPT", 0)
+    mixture = fitted(nn.Flatten(), channel, images, (1024,))
+    torch.testing.assert_close(mixture.reconstruct(Observation(z)), matrix.reconstruct(Observation(z)), rtol=0, atol=1e-4)
+
+
 def test_a_sample_of_pixels_chooses_the_regularisation_of_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
     images, private = bundled()
     channel = Channel([defences.build("gaussian", sigma=0.5)])
