@@ -193,6 +193,25 @@ def test_with_fewer_images_than_numbers_in_z_it_mixes_them_to_what_the_matrix_gi
     torch.testing.assert_close(mixture.reconstruct(Observation(z)), matrix.reconstruct(Observation(z)), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_few_samples_of_a_large_z_give_the_same_in_the_basis_of_their_span(
+    sigma: float, mixes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, private = bundled()
+    images = DeviceImages(ImageSet(images.images[:50].numpy(), images.labels[:50].numpy(), ("a",) * 10), CPU)
+    channel = Channel([defences.build("gaussian", sigma=sigma)] if sigma else [])
+    z = channel.send(private.flatten(1), private, torch.Generator().manual_seed(1)).unsqueeze(1)
+    if mixes:
+        monkeypatch.setattr(ridge, "KEPT", 0)
+    monkeypatch.setattr(ridge, "ALPHAS", (1e-3,))  # several that differ by rounding alone would be a matter of luck
+    within = fitted(nn.Flatten(), channel, images, (1024,))
+    monkeypatch.setattr(ridge, "FEW", 0)
+    whole = fitted(nn.Flatten(), channel, images, (1024,))
+    assert within.basis_.shape == (1024, 200) and whole.basis_ is None  # type: ignore[attr-defined]
+    torch.testing.assert_close(within.reconstruct(Observation(z)), whole.reconstruct(Observation(z)), rtol=0, atol=1e-5)
+
+
 def test_a_sample_of_pixels_chooses_the_regularisation_of_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
     images, private = bundled()
     channel = Channel([defences.build("gaussian", sigma=0.5)])
