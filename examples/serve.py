@@ -49,7 +49,7 @@ def cloud_server(model: splitveil.SplitModel) -> HTTPServer:
                 raise ValueError(f"z is {z.dtype} {list(z.shape)}, must be finite float32 {['n', *model.z_shape]}")
             return z
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Say nothing: a log of requests is one more store of who sent what."""
 
     return HTTPServer(("127.0.0.1", 0), Cloud)
@@ -69,11 +69,12 @@ def main(run: str = "runs/first", images: int = 256) -> None:
                 body = save({"z": channel.send(model.edge(some), some).contiguous()})
             with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", data=body) as answer:
                 guess = load(answer.read())["logits"].argmax(1)
+            if not sent:
+                print(f"the cloud takes the first image for: {classes[guess[0]]}")
             right, sent = right + int((guess == labels).sum()), sent + len(body)
         server.shutdown()
-    print(f"the first of the last batch is a {classes[guess[0]]!r}, says the cloud")
     print(f"accuracy {right / len(x):.3f} over the wire, {sent / len(x):,.0f} bytes an image")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/first")
