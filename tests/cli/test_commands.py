@@ -412,7 +412,10 @@ def test_ctrl_c_is_one_line_and_130(splitveil: Cli, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("splitveil.training.train_runs.build_splits", interrupted)
     outcome = splitveil("train", *small)
-    assert (outcome.code, outcome.err) == (130, "stopped; the same command goes on from the last checkpoint\n")
+    assert (outcome.code, outcome.err) == (
+        130,
+        "stopped; the same command goes on from the last checkpoint, or the last finished attack\n",
+    )
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
