@@ -13,6 +13,7 @@ Then the share of a request in service (edge, send, cloud; the demo's model, 128
 `send` of each defence takes, with noise made ahead and with noise made at once.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -102,6 +103,7 @@ def share_of_send(model: SplitModel, channel: Channel, x: Tensor) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     found = {name: [speed(draw)] for name, draw in draws().items()}
     noise.AHEAD.start()

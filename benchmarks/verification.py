@@ -8,6 +8,7 @@ two whole runs would differ by more than the share itself. Reading a file to has
 anyway.
 """
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -59,6 +60,7 @@ def watch(clock: Clock) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     clock = Clock()
     with tempfile.TemporaryDirectory() as place:

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         with one_line("splitveil", lambda: elsewhere(given)):
             dispatch(given)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("stopped; the same command goes on from the last checkpoint, or the last finished attack", file=sys.stderr)
         sys.exit(130)
 
 

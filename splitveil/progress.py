@@ -40,10 +40,17 @@ def tell_once(message: str) -> None:
         console.print(message, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
+def rate(speed: float | None) -> str:
+    """Steps a second, or the seconds of a step that takes longer than one; nothing where no step was timed."""
+    if not speed:
+        return ""
+    return f"{speed:.3g}/s" if speed >= 1 else f"{1 / speed:.3g} s each"
+
+
 class Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.3g}/s", style="progress.data.speed")
+        return Text(rate(speed), style="progress.data.speed")
 
 
 @contextmanager

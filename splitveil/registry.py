@@ -146,8 +146,10 @@ class Registry:
     def __getitem__(self, name: str) -> Entry:
         self._discover()
         if name not in self._entries:
-            error = unknown(self.kind, name, self._entries)
-            raise UserError("; ".join([str(error), *self.broken])) if self.broken else error
+            told = [str(unknown(self.kind, name, self._entries)), *self.broken]
+            if "did you mean" not in told[0]:
+                told.append("one of your own needs --import MODULE, which registers it: docs/extending.md")
+            raise UserError("; ".join(told))
         return self._entries[name]
 
     def of(self, config: Any) -> Entry:

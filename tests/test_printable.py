@@ -4,7 +4,7 @@ import pytest
 from rich.table import Table
 
 from splitveil.printable import printable, say
-from splitveil.progress import SafeConsole, steps_bar, tell_once, warn
+from splitveil.progress import SafeConsole, rate, steps_bar, tell_once, warn
 
 HOSTILE = "run\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\r"
 
@@ -19,6 +19,10 @@ def test_a_note_of_a_progress_bar_is_no_markup(capsys: pytest.CaptureFixture[str
     with steps_bar("run [/b]", total=1) as advance:
         advance(1, "attack [/b]")
     assert "attack [/b]" in capsys.readouterr().err
+
+
+def test_the_speed_of_long_steps_is_told_in_seconds():
+    assert [rate(speed) for speed in (None, 0.0, 60.66, 1.0, 0.0215)] == ["", "", "60.7/s", "1/s", "46.5 s each"]
 
 
 def test_nothing_that_is_printed_lets_them_through(capsys: pytest.CaptureFixture[str]):

@@ -73,6 +73,8 @@ def test_an_unknown_name_gets_a_suggestion_or_the_known_names(shapes: Registry) 
         shapes["sqare"]
     with pytest.raises(UserError, match="unknown shape 'xyz'; known: circle, square"):
         shapes["xyz"]
+    with pytest.raises(UserError, match=r"circle, square; one of your own needs --import MODULE, which registers it"):
+        shapes["nets:mine"]
     assert issubclass(UserError, ValueError)
 
 

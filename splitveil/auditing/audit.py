@@ -45,6 +45,7 @@ from splitveil.registry import UserError
 from splitveil.rng import seed_of
 from splitveil.runs import environment
 from splitveil.split_model import SplitModel, in_mode
+from splitveil.training.health import best_guess
 
 TARGET_NUMBERS = 2**25
 """The images that are rebuilt, and their z, have at most so many numbers (128 MB). Of more images a sample is rebuilt, unless
@@ -167,7 +168,7 @@ def run_audit(
         attack_all(kept, digest, lambda: victim, where / SHELF, attacks)
         origin = {"config_sha256": kept.config.sha256, "splits": splits, "environment": environment(device)}
         summary = evaluate(kept, victim, defences, Training(), **origin)
-    return AuditReport(summary, where, notes, temporary=folder is None)
+    return AuditReport(summary, where, notes + notes_on_guessing(summary.accuracy, private.labels), temporary=folder is None)
 
 
 def digest_of(*parts: str) -> str:
@@ -212,6 +213,17 @@ def scores_of(subject: Subject, x: torch.Tensor) -> int:
             "leave labels out to audit without accuracy"
         )
     return logits.shape[1]
+
+
+def notes_on_guessing(accuracy: float, labels: np.ndarray) -> tuple[str, ...]:
+    """A network whose weights were forgotten, or whose normalisation is missing, guesses; an accuracy of NaN was not measured."""
+    most = np.bincount(labels).max() / len(labels)
+    if not accuracy <= best_guess(most, len(labels)):
+        return ()
+    return (
+        f"The model is no better than guessing: its accuracy is {100 * accuracy:.1f} %, the most frequent class has "
+        f"{100 * most:.1f} % of the images. Are its weights loaded, is its normalisation inside it, are these its classes?",
+    )
 
 
 def notes_on(mine: Pictures, theirs: Pictures, private: ImageSet, test: ImageSet) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from splitveil.registry import UserError
 from splitveil.report import write_report
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport:
     """The result of `splitveil.audit`."""
 
@@ -28,6 +28,11 @@ class AuditReport:
     def __post_init__(self) -> None:
         if self.temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        """The verdict; all numbers of the summary would fill a screen."""
+        counts = f"{len(self.attacks)} attacks, {len(self.flags)} flags"
+        return f"<AuditReport {self.summary.name}: {self.verdict} {counts}, in {self.folder}>"
 
     @property
     def worst_case(self) -> WorstCase:

@@ -15,11 +15,11 @@ IN_MEMORY = 2**28
 """Bytes up to which a tensor is an ordinary one."""
 
 
-def mapped_zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros in float32; mapped from a file where there are many of them on a CPU."""
-    size = 4 * prod(shape)
+def mapped_zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros; mapped from a file where there are many of them on a CPU."""
+    size = dtype.itemsize * prod(shape)
     if device.type != "cpu" or size <= IN_MEMORY:
-        return torch.zeros(shape, device=device)
+        return torch.zeros(shape, dtype=dtype, device=device)
     with tempfile.NamedTemporaryFile(prefix="splitveil-tensor-") as file:
         file.truncate(size)  # a file without blocks reads as zeros
-        return torch.from_file(file.name, shared=True, size=prod(shape)).view(shape)
+        return torch.from_file(file.name, shared=True, size=prod(shape), dtype=dtype).view(shape)

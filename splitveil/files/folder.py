@@ -72,15 +72,20 @@ class Staged(NamedTuple):
 def stage(path: Path, data: bytes) -> Staged:
     """Write the bytes beside `path` under a private name, down to the disk. They are hashed in memory, not read back."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if (
+        path.is_char_device() or path.is_block_device()
+    ):  # root may rename over /dev/null, and nothing else would have one any more
+        raise UserError(f"{path} is a device, and a file would take its place; name a file")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC | BINARY, 0o666)
     try:
+        opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC | BINARY, 0o666)
         with open(opened, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(opened)
-    except OSError:
+    except OSError as error:
         beside.unlink(missing_ok=True)  # on a full disk half a file is in the way
+        error.filename = str(path)  # the private name says nothing to whoever reads the message
         raise
     return Staged(path, beside, hashlib.sha256(data).hexdigest())
 

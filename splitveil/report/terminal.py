@@ -23,8 +23,9 @@ def worst_line(summary: Summary) -> list[str]:
         return []
     low, high = worst.mse_ci95
     return [
-        f"worst case {summary.name}: MSE {worst.mse:.4f} ({low:.4f} to {high:.4f}), SSIM {worst.ssim:.3f}, "
-        f"PSNR {worst.psnr:.1f}; unluckiest 5 %: MSE below {worst.mse_q05:.4f}, SSIM above {worst.ssim_q95:.3f}"
+        f"worst case {summary.name}, each image by its best attack: MSE {worst.mse:.4f} (95 %: {low:.4f} to {high:.4f}), "
+        f"SSIM {worst.ssim:.3f}, PSNR {worst.psnr:.1f} dB; "
+        f"unluckiest 5 %: MSE below {worst.mse_q05:.4f}, SSIM above {worst.ssim_q95:.3f}"
     ]
 
 
@@ -37,14 +38,16 @@ def seed_lines(summaries: list[Summary]) -> list[str]:
     for name, runs in recipes.items():
         if (spread := over_seeds(runs)) is not None:
             targets, mean, (low, high) = spread
-            found.append(f"worst case {name} over {targets} seeds: MSE {mean:.4f} ({low:.4f} to {high:.4f})")
+            found.append(f"worst case {name} over {targets} seeds: MSE {mean:.4f} (95 %: {low:.4f} to {high:.4f})")
     return found
 
 
 def accuracy_line(summary: Summary) -> list[str]:
     """The accuracy with its interval; none where there is no accuracy."""
     low, high = summary.accuracy_ci95
-    return [f"accuracy {summary.name}: {summary.accuracy:.3f} ({low:.3f} to {high:.3f})"] if isfinite(summary.accuracy) else []
+    return (
+        [f"accuracy {summary.name}: {summary.accuracy:.3f} (95 %: {low:.3f} to {high:.3f})"] if isfinite(summary.accuracy) else []
+    )
 
 
 def edge_line(summary: Summary) -> list[str]:

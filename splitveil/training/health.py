@@ -81,6 +81,11 @@ def rates_of(config: TrainConfig) -> str:
     return f"train.lr ({config.lr:.3g}){muon}"
 
 
+def best_guess(most: float, images: int) -> float:
+    """The accuracy up to which a model may merely guess: the share of the most frequent class, and two standard errors of it."""
+    return most + 2 * (most * (1 - most) / images) ** 0.5
+
+
 def task_warnings(line: dict[str, Any], shares: Sequence[float], images: int, last: bool, rates: str) -> dict[str, str]:
     """Alarms about the task, as messages by their kind. `shares` are those of the classes among the `images` validation images;
     whether the model guesses is asked after the last epoch only. `rates` are the settings that may be too high.
@@ -102,7 +107,7 @@ def task_warnings(line: dict[str, Any], shares: Sequence[float], images: int, la
         found["one-class"] = (
             "all validation images are of one class: an accuracy of 100 % says nothing; use data of several classes"
         )
-    elif last and line["accuracy"] <= most + 2 * (most * (1 - most) / images) ** 0.5:
+    elif last and line["accuracy"] <= best_guess(most, images):
         found["guessing"] = (
             f"the model is no better than guessing: its validation accuracy is {100 * line['accuracy']:.1f} %, the most frequent "
             f"class has {100 * most:.1f} % of the images; train it longer, or {lower}, cem.strength or the noise"

@@ -34,6 +34,16 @@ def fitted(edge: nn.Module, channel: Channel, images: DeviceImages, z_shape: tup
     return attack.fit(grant(attack.requires, model, channel, images, CPU, 0))
 
 
+def test_its_progress_counts_the_solutions_which_take_longest_where_z_is_large() -> None:
+    images = DeviceImages(ImageSet(np.zeros((40, 1, 8, 8), np.uint8), np.zeros(40, np.int64), ("a",)), CPU)
+    model = SplitModel(nn.Identity(), nn.Flatten(), (1, 8, 8), (1, 8, 8))
+    attack, seen = attacks.build("ridge", passes=2), list[tuple[int, int]]()
+    attack.on_progress = lambda done, total: seen.append((done, total))
+    attack.fit(grant(attack.requires, model, Channel(), images, CPU, 0))
+    total = 2 + len(ridge.ALPHAS) + 1
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
 def test_from_z_equal_to_x_it_rebuilds_the_image() -> None:
     images, private = bundled()
     attack = fitted(nn.Identity(), Channel(), images, (1, 32, 32))
@@ -166,6 +176,40 @@ def test_of_large_images_it_mixes_the_attacker_s_to_what_the_matrix_gives(sigma:
     mixture = fitted(edge, channel, images, (192,))
     assert (type(matrix.inverse_), type(mixture.inverse_)) == (ridge.Matrix, ridge.Mixture)  # type: ignore[attr-defined]
     torch.testing.assert_close(mixture.reconstruct(Observation(z)), matrix.reconstruct(Observation(z)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_with_fewer_images_than_numbers_in_z_it_mixes_them_to_what_the_matrix_gives(
+    sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z of a private image points where no own image was; there a small alpha multiplies every rounding error by 10^8."""
+    images, private = bundled()
+    images = DeviceImages(ImageSet(images.images[:50].numpy(), images.labels[:50].numpy(), ("a",) * 10), CPU)
+    channel = Channel([defences.build("gaussian", sigma=sigma)] if sigma else [])
+    z = channel.send(private.flatten(1), private, torch.Generator().manual_seed(1)).unsqueeze(1)
+    matrix = fitted(nn.Flatten(), channel, images, (1024,))
+    monkeypatch.setattr(ridge, "KEPT", 0)
+    mixture = fitted(nn.Flatten(), channel, images, (1024,))
+    torch.testing.assert_close(mixture.reconstruct(Observation(z)), matrix.reconstruct(Observation(z)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_few_samples_of_a_large_z_give_the_same_in_the_basis_of_their_span(
+    sigma: float, mixes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, private = bundled()
+    images = DeviceImages(ImageSet(images.images[:50].numpy(), images.labels[:50].numpy(), ("a",) * 10), CPU)
+    channel = Channel([defences.build("gaussian", sigma=sigma)] if sigma else [])
+    z = channel.send(private.flatten(1), private, torch.Generator().manual_seed(1)).unsqueeze(1)
+    if mixes:
+        monkeypatch.setattr(ridge, "KEPT", 0)
+    monkeypatch.setattr(ridge, "ALPHAS", (1e-3,))  # several that differ by rounding alone would be a matter of luck
+    within = fitted(nn.Flatten(), channel, images, (1024,))
+    monkeypatch.setattr(ridge, "FEW", 0)
+    whole = fitted(nn.Flatten(), channel, images, (1024,))
+    assert within.basis_.shape == (1024, 200) and whole.basis_ is None  # type: ignore[attr-defined]
+    torch.testing.assert_close(within.reconstruct(Observation(z)), whole.reconstruct(Observation(z)), rtol=0, atol=1e-5)
 
 
 def test_a_sample_of_pixels_chooses_the_regularisation_of_large_images(monkeypatch: pytest.MonkeyPatch) -> None:

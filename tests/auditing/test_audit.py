@@ -61,6 +61,15 @@ def test_accuracy_is_that_of_the_network_s_own_evaluation_to_the_last_digit() ->
     assert audited(targets=20).accuracy == report.accuracy  # over all private images, also where a few are rebuilt
 
 
+def test_a_network_that_guesses_is_told_as_its_weights_may_be_missing() -> None:
+    dead = trained_net()
+    nn.init.zeros_(dead.head.weight)  # answers the same class whatever it sees
+    told = audited(dead, at="stem", attacks=["mean_image"]).notes
+    assert len(told) == 1 and "no better than guessing" in told[0] and "Are its weights loaded" in told[0]
+    assert audited(attacks=["mean_image"]).notes == ()
+    assert audited(attacks=["mean_image"], private=private()[0]).notes == ()  # no labels, no accuracy
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_network_and_the_random_numbers_are_left_as_they_were(fails: bool) -> None:
     net = trained_net()

@@ -64,6 +64,7 @@ def test_the_verdict_is_that_of_the_summary_and_an_own_list_of_attacks_gives_no_
     report = audited()
     assert report.verdict == verdict(report.summary)
     assert report.verdict.grade in ("exposed", "not established")
+    assert str(report.verdict) in repr(report) and len(repr(report)) < 400
 
 
 def test_without_a_number_there_is_no_worst_case() -> None:

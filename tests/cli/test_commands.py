@@ -412,7 +412,10 @@ def test_ctrl_c_is_one_line_and_130(splitveil: Cli, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("splitveil.training.train_runs.build_splits", interrupted)
     outcome = splitveil("train", *small)
-    assert (outcome.code, outcome.err) == (130, "stopped; the same command goes on from the last checkpoint\n")
+    assert (outcome.code, outcome.err) == (
+        130,
+        "stopped; the same command goes on from the last checkpoint, or the last finished attack\n",
+    )
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -557,7 +560,7 @@ def test_evaluate_exits_with_3_and_a_line_for_each_condition_that_holds(splitvei
     first, second = outcome.err.splitlines()
     assert re.fullmatch(r"tiny: mse is 0\.\d+ \(worst case over 2 attacks\), which is mse<1", first)
     assert "which is ssim>=-1" in second
-    assert "worst case tiny: MSE" in outcome.out
+    assert "worst case tiny, each image by its best attack: MSE" in outcome.out
     assert splitveil("evaluate", run_folder, "--fail-if", "mse>1", *accept).code == 0
     assert refused(splitveil("evaluate", run_folder, "--accept-flag", "beaten-by-men"), "did you mean 'beaten-by-mean'")
 

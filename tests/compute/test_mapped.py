@@ -25,5 +25,13 @@ def test_a_large_tensor_is_zeros_in_a_file_that_is_gone_with_it(tmp_path: Path, 
     assert not mapped_files()
 
 
+def test_a_large_tensor_may_have_another_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "IN_MEMORY", 100)
+    zeros = mapped_zeros((7, 5), CPU, torch.float64)
+    assert mapped_files()
+    zeros += 1 / 3
+    assert zeros.dtype == torch.float64 and (zeros == 1 / 3).all()
+
+
 def test_a_small_tensor_is_an_ordinary_one() -> None:
     assert torch.equal(mapped_zeros((3, 4), CPU), torch.zeros(3, 4)) and not mapped_files()

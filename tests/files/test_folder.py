@@ -1,5 +1,6 @@
 """Files of a run folder: read as plain files, replaced as a whole, written by one process at a time."""
 
+import errno
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from splitveil.files.folder import (
     read_bytes,
     read_json,
     read_tensors,
+    stage,
     write_atomically,
     write_json,
     write_tensors,
@@ -154,3 +156,23 @@ def test_tensors_come_back_with_their_metadata_and_what_is_none_is_refused(tmp_p
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a.safetensors is not a safetensors file"):
             read_tensors(path)
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
+def test_a_device_is_refused_and_stays_what_it_is(device: str):
+    """Renaming a file over /dev/null takes it from every program of the machine; only root can, as in most containers."""
+    with pytest.raises(UserError, match=f"{device} is a device"):
+        stage(Path(device), b"<html>")
+    assert Path(device).is_char_device()
+    assert not list(Path("/dev").glob(f".{Path(device).name}.*"))
+
+
+def test_what_cannot_be_written_is_told_by_the_name_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(opened: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match=r"report\.html") as raised:
+        write_atomically(tmp_path / "report.html", b"<html>")
+    assert raised.value.filename == str(tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ def test_the_table_fits_eighty_columns_and_shows_names_as_they_are(capsys: pytes
     assert words[0] == ["a[b]", "exposed", "0.900", "decoder", "0.0100", "0.600", "∞"]
     assert words[1] == ["a[b]", "not", "established", "0.900", "none", "run", "∞"]
     assert words[2][3] == "–"
-    assert "accuracy a[b]: 0.900 (0.850 to 0.940)" in out
+    assert "accuracy a[b]: 0.900 (95 %: 0.850 to 0.940)" in out
     assert "flag a[b]: metric-ceiling (why)" in out
 
 
@@ -43,7 +43,7 @@ def test_the_verdict_on_each_run_comes_first(capsys: pytest.CaptureFixture[str])
 def test_an_interval_is_printed_from_low_to_high_and_stays_below_one(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([replace(run(decoder=(0.02, 0.7, 17.0)), name="gaussian+cem", accuracy=1.0, accuracy_ci95=wilson(18, 18))])
     out = capsys.readouterr().out
-    assert "1.000 (0.824 to 1.000)" in out
+    assert "1.000 (95 %: 0.824 to 1.000)" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -52,9 +52,9 @@ def test_the_worst_case_stands_below_and_several_seeds_have_one_more_line(capsys
     seeds = [replace(first, name=f"a-seed{i}-strength4", seed=i, weights_sha256=str(i)) for i in (0, 1)]
     print_table([*seeds, run(), replace(run(), skipped={"mask": "why [not]"})])
     out = " ".join(capsys.readouterr().out.split())
-    assert "worst case a-seed1-strength4: MSE 0.0080 (0.0070 to 0.0090), SSIM 0.750, PSNR 21.0;" in out
+    assert "worst case a-seed1-strength4, each image by its best attack: MSE 0.0080 (95 %: 0.0070 to 0.0090), SSIM 0.750" in out
     assert "unluckiest 5 %: MSE below 0.0020, SSIM above 0.900" in out
-    assert "worst case a-strength4 over 2 seeds: MSE 0.0080 (0.0080 to 0.0080)" in out
+    assert "worst case a-strength4 over 2 seeds: MSE 0.0080 (95 %: 0.0080 to 0.0080)" in out
     assert out.count("worst case") == 3
     assert "a[b]: mask skipped, why [not]" in out
 

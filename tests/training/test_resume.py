@@ -312,7 +312,9 @@ def test_ctrl_c_and_kill_of_the_command_line_lose_nothing(small: list[str], tmp_
         assert process.returncode == code
         assert "Traceback" not in said
         if stop == signal.SIGINT:
-            assert said.splitlines()[-1] == "stopped; the same command goes on from the last checkpoint"
+            assert (
+                said.splitlines()[-1] == "stopped; the same command goes on from the last checkpoint, or the last finished attack"
+            )
     epochs = len(Run.open(folder).metrics()) + 2
     train_epochs(epochs, folder, flags)
     train_epochs(epochs, tmp_path / "whole", flags)

@@ -142,7 +142,19 @@ def part_of(arrays: Mapping[str, Any], prefix: str, where: str, scratch: Path) -
     pictures = read_images((images, labels), f"{prefix}images", scratch)
     if len(sent) != len(pictures):
         raise UserError(f"{where}: {len(sent)} rows of {prefix}sent for {len(pictures)} images; give one for each")
+    if len(lost := not_finite(sent)):
+        raise UserError(
+            f"{where}: {len(lost)} of {len(sent)} rows of {prefix}sent have numbers that are not finite, first row {lost[0]}; "
+            "leave out these rows and their images"
+        )
     return Pairs(pictures, sent, itemsize)
+
+
+def not_finite(sent: np.ndarray) -> np.ndarray:
+    """The rows that hold a NaN or an infinity; a few rows at a time, because all may not fit into memory."""
+    size = batch_size(sent[:1].size)
+    parts = (sent[start : start + size] for start in range(0, len(sent), size))
+    return np.flatnonzero(~np.concatenate([np.isfinite(part).reshape(len(part), -1).all(1) for part in parts] or [[]]))
 
 
 def once(pairs: Pairs, keys: np.ndarray, before: np.ndarray | None = None) -> tuple[Pairs, np.ndarray]:

@@ -180,11 +180,21 @@ def test_an_attacker_is_handed_no_private_image(tmp_path: Path) -> None:
         assert not share_memory(tensor, secret), path
 
 
+def with_a_nan(sent: np.ndarray) -> np.ndarray:
+    """What was sent, with one number of the fourth row lost."""
+    sent[3, 2] = np.nan
+    return sent
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "no sent": ({"images": private()[0]}, "pairs has images, lacks sent"),
     "another name": (table() | {"z": private()[1]}, "pairs has 'z', which is none of sent, images, labels, attacker_sent"),
     "too few rows": (table() | {"sent": table()["sent"][:5]}, "5 rows of sent for 120 images"),
     "words": (table() | {"sent": np.array([["a"]] * 120)}, r"sent is <U1 \[120, 1\], must be numbers"),
+    "not finite": (
+        table() | {"attacker_sent": with_a_nan(table()["attacker_sent"])},
+        "1 of .* rows of attacker_sent have numbers that are not finite, first row 3; leave out",
+    ),
     "another width": (table() | {"sent": table()["sent"][:, :3]}, r"private rows of sent are \[3\], the attacker's \[16\]"),
     "only private": (
         {**{f"attacker_{n}": table()[n] for n in ("sent", "images")}, **{n: table()[n] for n in ("sent", "images")}},
