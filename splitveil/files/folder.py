@@ -72,9 +72,7 @@ class Staged(NamedTuple):
 def stage(path: Path, data: bytes) -> Staged:
     """Write the bytes beside `path` under a private name, down to the disk. They are hashed in memory, not read back."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if (
-        path.is_char_device() or path.is_block_device()
-    ):  # root may rename over /dev/null, and nothing else would have one any more
+    if path.is_char_device() or path.is_block_device():  # root may rename over /dev/null, which all other programs would miss
         raise UserError(f"{path} is a device, and a file would take its place; name a file")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
