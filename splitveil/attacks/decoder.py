@@ -19,7 +19,8 @@ Options that adapt it to a defence, all off by default (`shared/inverse_network.
     net          "unet": the U-Net with attention of `splitveil.models.unet_decoder`, by AdamW with warm-up and clipped gradients
     augment      own images are mirrored and shifted, which gives fresh pairs (z', x) in every epoch (`shared/fresh_pairs.py`)
     members      the answer is the mean of several D, each trained with other random numbers
-    muon         D's matrices are trained by Muon (`splitveil.compute.muon`), which converges in far fewer epochs than Adam
+    muon         D's matrices are trained by Muon (`splitveil.compute.muon`), which converges in far fewer epochs than Adam;
+                 `muon_decay` keeps them small, so that D learns fewer of its images by heart
     probe        one more D is trained, for half of the epochs. What the second half gained tells whether twice as many would gain
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
@@ -93,9 +94,11 @@ class Config(InverseConfig):
     compile: bool = False
     """Fuse the network's kernels by torch.compile on a GPU: compiling takes a while, each step less."""
     muon: float = option(0.0, at_least=0)
-    """Rate of Muon, which then trains the network's matrices in Adam's place, with a weight decay of its own (0.01); 0.02 is
-    usual, 0 leaves them to Adam."""
-    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile", "muon"})
+    """Rate of Muon, which then trains the network's matrices in Adam's place, with weight decay `muon_decay`; 0.02 is usual, 0
+    leaves them to Adam."""
+    muon_decay: float = option(0.01, at_least=0, remedy="0.01 to 1 are usual")
+    """Weight decay of Muon: a step takes this share of the rate off each matrix. Few own images ask for more of it."""
+    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile", "muon", "muon_decay"})
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
@@ -114,7 +117,8 @@ def learner_of(net: nn.Module, config: Config, epochs: int) -> Learner:
             f"decoder: muon is {config.muon}, but no matrix of this network has two sides of {SHORTEST} or more: Adam trains all "
             "of it; raise width, or leave muon out"
         )
-    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, matrices=matrices, matrix_lr=config.muon)
+    by_muon = {"matrices": matrices, "matrix_lr": config.muon, "matrix_decay": config.muon_decay}
+    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, **by_muon)
 
 
 def doubling(half: float, full: float) -> dict[str, float]:

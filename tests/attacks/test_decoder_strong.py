@@ -138,6 +138,19 @@ def test_the_rate_of_a_unet_rises_only_where_a_twentieth_is_an_epoch() -> None:
     assert learner_of(net, config, 20).warm == 0.05
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.5])
+def test_the_decay_that_is_asked_for_is_that_of_muons_matrices_and_of_no_others(decay: float) -> None:
+    """One step on a loss that does not depend on the weights: all that moves them is the decay."""
+    net = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 3))
+    config = Config(net="unet", muon=0.02, muon_decay=decay, weight_decay=0.0)
+    assert Config().muon_decay == 0.01
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    learner_of(net, config, 19).step(0 * net(torch.rand(5, 20)).sum())
+    matrix, *others = net.parameters()
+    torch.testing.assert_close(matrix, (1 - 0.02 * decay) * before[0])
+    assert all(torch.equal(now, then) for now, then in zip(others, before[1:]))
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
