@@ -152,6 +152,11 @@ def written(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(config)))
 
 
+def has(cell: dict[str, Any], config: Any) -> bool:
+    """True if a cell was made with these options; those that were added since it was made were at their defaults."""
+    return written(type(config)()) | cell["options"] == written(config)
+
+
 class Subject(NamedTuple):
     """A run that cells are made of."""
 
@@ -177,7 +182,7 @@ def fill(out: Path, subjects: dict[str, Subject], every: dict[str, Any], only: l
             """Cells that are as they would be made now."""
             return [
                 name for name, cell in results["runs"][run].items()
-                if name in every and cell["options"] == written(every[name]) and f"{run}/{name}" in errors
+                if name in every and has(cell, every[name]) and f"{run}/{name}" in errors
                 and digest in (None, cell.get("weights"))
             ]  # fmt: skip
 

@@ -18,8 +18,10 @@ Options that adapt it to a defence, all off by default (`shared/inverse_network.
                  z - p as an input, and corrects the mean of the images nearest to p instead of starting from nothing
     net          "unet": the U-Net with attention of `splitveil.models.unet_decoder`, by AdamW with warm-up and clipped gradients
     augment      own images are mirrored and shifted, which gives fresh pairs (z', x) in every epoch (`shared/fresh_pairs.py`)
+    patches      a quarter of those images also get a rectangle of another own image: an edge answers about any image
     members      the answer is the mean of several D, each trained with other random numbers
-    muon         D's matrices are trained by Muon (`splitveil.compute.muon`), which converges in far fewer epochs than Adam
+    muon         D's matrices are trained by Muon (`splitveil.compute.muon`), which converges in far fewer epochs than Adam;
+                 `muon_decay` keeps them small, so that D learns fewer of its images by heart
     probe        one more D is trained, for half of the epochs. What the second half gained tells whether twice as many would gain
     ema          D's weights are averaged over the steps, w <- ema w + (1 - ema) theta; used as w / (1 - ema^t), as in Adam
 
@@ -47,7 +49,7 @@ from torch import Tensor, nn
 
 from splitveil.attacks.shared.average import Average
 from splitveil.attacks.shared.fitting import Learner, train_in_epochs
-from splitveil.attacks.shared.fresh_pairs import CHANGES, altered
+from splitveil.attacks.shared.fresh_pairs import CHANGES, altered, patched
 from splitveil.attacks.shared.inverse_network import CHUNK, Asked, Inverse, InverseAttack, InverseConfig, Mean, loses_entries
 from splitveil.attacks.shared.prototypes import find_prototypes
 from splitveil.attacks.threat import Access
@@ -86,6 +88,8 @@ class Config(InverseConfig):
     """The network: the paper's "res N# C#", or a U-Net with attention, which is stronger and has no use for `blocks`."""
     augment: bool = False
     """Mirror and shift own images before they are sent, for fresh pairs in every epoch; only for `net = "unet"`."""
+    patches: bool = False
+    """With `augment`: put a rectangle of another own image into a quarter of them, half of those that are changed."""
     members: int = option(1, at_least=1)
     """Networks of other random numbers whose mean is the answer."""
     probe: bool = False
@@ -93,9 +97,11 @@ class Config(InverseConfig):
     compile: bool = False
     """Fuse the network's kernels by torch.compile on a GPU: compiling takes a while, each step less."""
     muon: float = option(0.0, at_least=0)
-    """Rate of Muon, which then trains the network's matrices in Adam's place, with a weight decay of its own (0.01); 0.02 is
-    usual, 0 leaves them to Adam."""
-    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile", "muon"})
+    """Rate of Muon, which then trains the network's matrices in Adam's place, with weight decay `muon_decay`; 0.02 is usual, 0
+    leaves them to Adam."""
+    muon_decay: float = option(0.01, at_least=0, remedy="0.01 to 1 are usual")
+    """Weight decay of Muon: a step takes this share of the rate off each matrix. Few own images ask for more of it."""
+    added: ClassVar = frozenset({"net", "augment", "members", "probe", "compile", "muon", "muon_decay", "patches"})
 
 
 def distance(guess: Tensor, x: Tensor, loss: str) -> Tensor:
@@ -114,7 +120,8 @@ def learner_of(net: nn.Module, config: Config, epochs: int) -> Learner:
             f"decoder: muon is {config.muon}, but no matrix of this network has two sides of {SHORTEST} or more: Adam trains all "
             "of it; raise width, or leave muon out"
         )
-    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, matrices=matrices, matrix_lr=config.muon)
+    by_muon = {"matrices": matrices, "matrix_lr": config.muon, "matrix_decay": config.muon_decay}
+    return Learner(net.parameters(), config.lr, config.weight_decay, **warm, **by_muon)
 
 
 def doubling(half: float, full: float) -> dict[str, float]:
@@ -159,6 +166,8 @@ class Decoder(InverseAttack[Config]):
             raise UserError("decoder: proxy starts from the weights of a net = 'res', and net is 'unet'; leave one of them out")
         if config.augment and config.net == "res":
             raise UserError("decoder: augment is true, but net = 'res' cannot be told how an image was changed; set net = 'unet'")
+        if config.patches and not config.augment:
+            raise UserError("decoder: patches is true, but augment is false, so no image is changed; set augment = true")
 
     def start(self, access: Access, seed: int) -> Inverse:
         """The network before its first step."""
@@ -171,7 +180,7 @@ class Decoder(InverseAttack[Config]):
         torch.manual_seed(seed_of(seed, "decoder"))
         if config.net == "unet":
             make = partial(UNetDecoder, x_shape=access.x_shape, width=width)
-            net = self.network(access, make, prototypes, CHANGES if self.augments else 0)
+            net = self.network(access, make, prototypes, (CHANGES + self.config.patches) if self.augments else 0)
             self.settle(net, access, seed)
             return net
         net = self.network(access, partial(res_decoder, x_shape=access.x_shape, blocks=blocks, width=width), prototypes)
@@ -188,10 +197,15 @@ class Decoder(InverseAttack[Config]):
         net.net.settle(net.inputs(*self.ask(access, x), how)[0])
 
     def changed(self, x: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Own images as they are sent: with `augment` mirrored and shifted, where the edge answers about any image."""
+        """Own images as they are sent: with `augment` mirrored and shifted, where the edge answers about any image; and how."""
         if not self.augments:
             return x, None
-        return altered(x, torch.rand(len(x), 4, generator=random, device=x.device))
+        draw = torch.rand(len(x), 8 if self.config.patches else 4, generator=random, device=x.device)
+        if not self.config.patches:
+            return altered(x, draw)
+        x, with_patch = patched(x, torch.cat([draw[:, :1], draw[:, 4:]], 1))
+        x, how = altered(x, draw[:, :4])
+        return x, torch.cat([how, with_patch], 1)
 
     @property
     def augments(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,10 @@ def lopsided(n: int, rng: np.random.Generator, root: np.ndarray) -> DeviceImages
     return DeviceImages(ImageSet((x * 255).round().astype(np.uint8).reshape(n, 1, 2, 4), np.zeros(n, np.int64), ("a",)), CPU)
 
 
-def test_of_a_linear_edge_with_gaussian_noise_it_finds_the_best_inverse_also_where_mirror_images_would_mislead() -> None:
+@pytest.mark.parametrize("patches", [False, True])
+def test_of_a_linear_edge_with_gaussian_noise_it_finds_the_best_inverse_also_where_mirror_images_would_mislead(
+    patches: bool,
+) -> None:
     """As in test_decoder: E[x | z'] is known. A network that is not told which images were mirrored does not find it."""
     rng, sigma = np.random.default_rng(0), 0.1
     root, a = 0.06 * rng.standard_normal((8, 8)), rng.standard_normal((4, 8)) / 3
@@ -71,7 +75,7 @@ def test_of_a_linear_edge_with_gaussian_noise_it_finds_the_best_inverse_also_whe
     gain = s @ a.T @ np.linalg.inv(a @ s @ a.T + sigma**2 * np.eye(4))
     ideal = 0.5 + (seen.z[:, 0].double().numpy() - 0.5 * a.sum(1)) @ gain.T
     best = mse(torch.from_numpy(ideal).float().view(-1, 1, 2, 4), x).mean().item()
-    attack = strong(epochs=8, batch=100, members=1, probe=False)
+    attack = strong(epochs=8, batch=100, members=1, probe=False, patches=patches)
     attack.fit(grant(attack.requires, victim, channel, own, CPU, 0))
     assert mse(attack.reconstruct(seen), x).mean() < 1.05 * best
 
@@ -125,8 +129,9 @@ def test_where_only_recorded_images_are_answered_it_changes_none_and_says_so() -
             return x
 
     victim = SplitModel(Record(), nn.Flatten(), (1, 16, 16), (1, 16, 16))
-    for allowed in (False, True):
-        attack = strong(epochs=1, members=1)
+    for allowed, patches in product((False, True), repeat=2):
+        Record.strange = 0
+        attack = strong(epochs=1, members=1, patches=patches)
         attack.requires = replace(attack.requires, any_image=allowed)
         attack.fit(grant(attack.requires, victim, Channel(), own, CPU, 0))
         assert attack.facts_["augmented"] == allowed
@@ -139,10 +144,24 @@ def test_the_rate_of_a_unet_rises_only_where_a_twentieth_is_an_epoch() -> None:
     assert learner_of(net, config, 20).warm == 0.05
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.5])
+def test_the_decay_that_is_asked_for_is_that_of_muons_matrices_and_of_no_others(decay: float) -> None:
+    """One step on a loss that does not depend on the weights: all that moves them is the decay."""
+    net = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 3))
+    config = Config(net="unet", muon=0.02, muon_decay=decay, weight_decay=0.0)
+    assert Config().muon_decay == 0.01
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    learner_of(net, config, 19).step(0 * net(torch.rand(5, 20)).sum())
+    matrix, *others = net.parameters()
+    torch.testing.assert_close(matrix, (1 - 0.02 * decay) * before[0])
+    assert all(torch.equal(now, then) for now, then in zip(others, before[1:]))
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
         ({"net": "res"}, "net = 'res' cannot be told"),
+        ({"patches": True, "augment": False}, "patches is true, but augment is false"),
         ({"proxy": True, "augment": False}, "starts from the weights of a"),
     ],
 )
@@ -151,7 +170,9 @@ def test_options_that_cannot_go_together_are_refused(options: dict[str, Any], pa
         strong(**options)
 
 
-@pytest.mark.parametrize("options", [{"mask": True}, {"logits": True}, {"prototypes": 1}, {"repeats": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"mask": True}, {"logits": True}, {"prototypes": 1}, {"repeats": 3}, {"patches": True}], ids=str
+)
 def test_it_can_be_told_all_that_a_decoder_can(options: dict[str, Any]) -> None:
     attack = strong(epochs=1, members=1, probe=False, **options)
     cloud = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))

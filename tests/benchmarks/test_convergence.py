@@ -12,7 +12,7 @@ from benchmarks.convergence import CIFAR10, RECIPE, cells, gain, main, verdict
 from splitveil.attacks import decoder
 from splitveil.cli.arguments import parse
 from splitveil.registry import UserError
-from splitveil.runs import read_json
+from splitveil.runs import read_json, write_json
 from splitveil.training.train_runs import train_run
 
 TINY = ["--set", "width=4", "--set", "epochs=1", "--set", "batch=64"]
@@ -42,6 +42,12 @@ def test_a_table_is_made_of_a_run_and_the_same_command_does_nothing_twice(
     words = [str(tmp_path / "run"), "--out", str(out), *TINY]
     main([*words, "--only", "base,epochs"])
     assert fits == [100, 100]  # half of the images
+    main([*words, "--only", "base,epochs,images,width"])
+    assert fits == [100, 100, 200, 100]
+    older = read_json(out)  # as it was written before these options were there
+    for cell in next(iter(older["runs"].values())).values():
+        del cell["options"]["muon_decay"], cell["options"]["patches"]
+    write_json(out, older)
     main([*words, "--only", "base,epochs,images,width"])
     assert fits == [100, 100, 200, 100]
     (found,) = read_json(out)["runs"].values()

@@ -14,8 +14,8 @@ every_method = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{en
 MAY_BE_NEGATIVE = "margin_shift target low high"
 MAY_BE_ZERO = f"""
     {MAY_BE_NEGATIVE} at attempt bank blocks decoder_blocks draws ema entropy_floor ess_floor eta feature_critic_lr
-    freeze_after guidance image_critic_lr images keep l2 lam lambda1 lambda2 lambda_x lambda_y mmd muon noise offset penalty
-    polish prior prototypes recall.heads recall.rate refine.steps slim sparse_coding.alpha tv var_threshold warm_start
+    freeze_after guidance image_critic_lr images keep l2 lam lambda1 lambda2 lambda_x lambda_y mmd muon muon_decay noise offset
+    penalty polish prior prototypes recall.heads recall.rate refine.steps slim sparse_coding.alpha tv var_threshold warm_start
     warmup weight weight_decay
 """
 """Options for which 0 means something, by their name or as method.option; for all others it is refused."""

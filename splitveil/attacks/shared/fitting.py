@@ -105,11 +105,11 @@ class Learner:
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, amsgrad: bool = False, eps: float = 1e-8,
         beta1: float = 0.9, *, decoupled: bool = False, clip: float = 0.0, warm: float = 0.0,
-        matrices: Sequence[Tensor] = (), matrix_lr: float = 0.0,
+        matrices: Sequence[Tensor] = (), matrix_lr: float = 0.0, matrix_decay: float = 0.01,
     ) -> None:  # fmt: skip
         """`decoupled`: weight decay as in AdamW; `clip`: most norm of all gradients that Adam gets; `warm`: share of the training
-        in which the rate rises; `matrices`: those of the parameters that Muon trains instead, at `matrix_lr`, which rises and
-        falls as Adam's rate does. None of them if not given."""
+        in which the rate rises; `matrices`: those of the parameters that Muon trains instead, with weight decay `matrix_decay`,
+        at `matrix_lr`, which rises and falls as Adam's rate does. None of them if not given."""
         self.parameters, self.lr, self.clip, self.warm, self.matrix_lr = list(parameters), lr, clip, warm, matrix_lr
         taken = {id(matrix) for matrix in matrices}
         self.by_adam = [parameter for parameter in self.parameters if id(parameter) not in taken]
@@ -123,7 +123,7 @@ class Learner:
                 capturable=on_gpu, fused=on_gpu, decoupled_weight_decay=decoupled,
             )  # fmt: skip
         if matrices:
-            self.muon = Muon(matrices, lr_on(matrices[0].device, matrix_lr))
+            self.muon = Muon(matrices, lr_on(matrices[0].device, matrix_lr), weight_decay=matrix_decay)
 
     def step(self, loss: Tensor) -> None:
         if not self.parameters:

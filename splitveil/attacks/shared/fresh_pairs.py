@@ -6,6 +6,9 @@
 The network is told `how`, and learns E[x' | z', how]. In the attack `how` is 0, "as it was taken". So the network does not expect
 mirrored images among those that are never mirrored, such as shoes and digits (non-leaking augmentation, Karras et al., NeurIPS
 2022). Borders are reflected. It needs an edge that it can send any image through; recorded pairs are not enough.
+
+`patched` is a further change, before these: half of the images to be changed get a rectangle of another one of the batch (CutMix,
+Yun et al., ICCV 2019). Its share of the area is uniform in [0, 1], its centre anywhere, and what is beyond the border is lost.
 """
 
 import torch
@@ -30,6 +33,21 @@ def altered(x: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     channel = torch.arange(c, device=x.device)[None, :, None, None]
     shares = [move / max(1, side // PART) for move, side in zip((down, right), (h, w))]
     return x[image, channel, rows[:, None, :, None], columns[:, None, None, :]], torch.stack([mirrored, *shares], 1)
+
+
+def patched(x: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
+    """x with patches, and which images have one [b, 1], for x [b, c, h, w] and draw [b, 5]; `altered` has its first column."""
+    chosen = (draw[:, 0] < 0.5) & (draw[:, 1] < 0.5)  # [b]
+    part = draw[:, 2].sqrt()  # of each side
+    rows, columns = (covered(side, centre, part) for side, centre in zip(x.shape[2:], draw[:, 3:].unbind(1)))  # [b, h], [b, w]
+    patch = rows[:, None, :, None] & columns[:, None, None, :] & chosen[:, None, None, None]
+    return torch.where(patch, x.roll(1, 0), x), chosen[:, None].to(x.dtype)
+
+
+def covered(side: int, centre: Tensor, part: Tensor) -> Tensor:
+    """Which rows or columns have their middle in a patch about `centre` [b], a share of the side, as is `part` [b]: [b, side]."""
+    middle = (torch.arange(side, device=centre.device) + 0.5) / side
+    return (middle - centre[:, None]).abs() < part[:, None] / 2
 
 
 def reflected(side: int, move: Tensor) -> Tensor:

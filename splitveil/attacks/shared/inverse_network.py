@@ -8,7 +8,7 @@
                                  kept an entry, because the zeros of the others would only pull it towards 0
     mask      [b, *z_shape]      share of the releases in which an entry was not 0
     logits    [b, classes]       the cloud's answer to the first release, as constant maps
-    how       [b, 3]             how an own image was changed before it was sent (`fresh_pairs.py`): constant maps, 0 in attacks
+    how       [b, 3 or 4]        how an own image was changed before it was sent (`fresh_pairs.py`): constant maps, 0 in attacks
     p, start  [b, *z_shape], [b, c, h, w]: the nearest prototype and its mean image (see `decoder`); 2 D - 1 is in (-1, 1)
 
 D is "res N# C#" of `splitveil.models.decoder` or the U-Net of `splitveil.models.unet_decoder`.

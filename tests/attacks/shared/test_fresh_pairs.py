@@ -1,7 +1,7 @@
 import torch
 import torch.nn.functional as F
 
-from splitveil.attacks.shared.fresh_pairs import altered, reflected
+from splitveil.attacks.shared.fresh_pairs import altered, patched, reflected
 
 
 def draw(changed: bool, mirrored: bool, down: float, right: float) -> torch.Tensor:
@@ -46,3 +46,27 @@ def test_a_draw_of_almost_one_does_not_leave_the_image() -> None:
     assert how.tolist() == [[1, 1, 1]]
     assert found.shape == x.shape
     assert reflected(4, torch.tensor([2.0, -2.0])).tolist() == [[2, 3, 2, 1], [2, 1, 0, 1]]
+
+
+def test_a_patch_is_the_rectangle_of_the_image_before_it_that_was_drawn() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(3, 2, 8, 12)
+    quarter = torch.tensor([0.0, 0.0, 0.25, 0.5, 0.5])  # a quarter of the area, in the middle
+    corner = torch.tensor([0.0, 0.0, 0.25, 0.0, 1.0])  # three quarters of it beyond the border
+    found, told = patched(x, torch.stack([quarter, corner, torch.tensor([0.7, 0.0, 1.0, 0.5, 0.5])]))
+    wanted = x.clone()
+    wanted[0, :, 2:6, 3:9] = x[2, :, 2:6, 3:9]
+    wanted[1, :, :2, 9:] = x[0, :, :2, 9:]
+    assert torch.equal(found, wanted)
+    assert told.tolist() == [[1], [1], [0]]
+
+
+def test_a_quarter_of_the_images_get_a_patch_and_only_those_that_are_changed() -> None:
+    torch.manual_seed(0)
+    x, draw = torch.rand(400, 3, 16, 24), torch.rand(400, 8)
+    found, told = patched(x, draw[:, [0, 4, 5, 6, 7]])
+    assert 0.2 < told.mean() < 0.3
+    assert not told[draw[:, 0] >= 0.5].any()
+    assert torch.equal(found[told[:, 0] == 0], x[told[:, 0] == 0])
+    _, how = altered(x, draw[:, :4])
+    assert not how[draw[:, 0] >= 0.5].any()
