@@ -54,6 +54,16 @@ def runs_in(path: Path) -> list[Path]:
     return below
 
 
+def evaluated(runs: list[Path]) -> list[Path]:
+    """The runs without those that are still to be evaluated, which a warning names; all of them if there would be none."""
+    early = [run for run in runs if (run / "schema.json").exists() and not (run / "summary.json").exists()]
+    if len(early) == len(runs):
+        return runs
+    for run in early:
+        warn(f"{run} is left out: it has no summary.json; run `splitveil attack {run}` and `splitveil evaluate {run}`")
+    return [run for run in runs if run not in early]
+
+
 def names_in(summary: Path) -> list[str]:
     """The runs in the order of a demo's summary.json; a damaged one decides no order."""
     try:
@@ -186,7 +196,7 @@ def report_command(arguments: list[str]) -> None:
     from splitveil.report import write_report
 
     own, operands = read_flags("report", COMMANDS["report"].flags, arguments)
-    folders = run_folders("report", operands)
+    folders = evaluated(run_folders("report", operands))
     say(write_report(folders, Path(own["--out"] or Path(operands[0]) / "report.html"), own["--anyway"]))
 
 

@@ -306,6 +306,16 @@ def test_a_stopped_attack_does_not_pass_for_the_finished_one_before_it(
     assert refused(splitveil("evaluate", old_folder), "mean_image-0 has no attack on these weights")
 
 
+def test_a_folder_of_runs_is_reported_without_those_that_are_still_to_be_evaluated(splitveil: Cli, run_folder: Path) -> None:
+    later = Path(shutil.copytree(run_folder, run_folder.parent / "later"))
+    assert refused(splitveil("report", run_folder.parent), f"{later} has no summary.json")  # neither has one
+    splitveil("attack", run_folder), splitveil("evaluate", run_folder)
+    outcome = splitveil("report", run_folder.parent)
+    assert outcome.code == 0
+    assert f"{later} is left out: it has no summary.json" in outcome.err
+    assert refused(splitveil("report", later), f"{later} has no summary.json")
+
+
 def test_a_measured_run_is_reported_also_without_its_weights_and_the_report_says_so(splitveil: Cli, run_folder: Path):
     assert splitveil("attack", run_folder, "--only", "--attacks", "mean_image").code == 0
     assert splitveil("evaluate", run_folder).code == 0
