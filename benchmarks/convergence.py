@@ -1,6 +1,6 @@
 """Has the decoder converged? Twice the epochs, twice the width and twice the images must each gain less than 2 %.
 
-    python -m benchmarks.convergence --cifar10 DIR --out results/convergence_cifar10.json    # trains four models; for a GPU
+    python -m benchmarks.convergence --cifar10 DIR --out cifar10.json                        # trains four models; for a GPU
     python -m benchmarks.convergence runs/a runs/b --out table.json                          # runs that are trained already
     python -m benchmarks.convergence runs/a --out table.json --set width=16 --set epochs=4   # the same at a small size
     python -m benchmarks.convergence --cifar10 DIR --out … --only paper,base,epochs          # some of the cells
