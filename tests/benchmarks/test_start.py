@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import benchmarks
+from benchmarks import noise, verification
 from benchmarks.start import start
 from splitveil.registry import UserError
 
@@ -35,14 +37,19 @@ def test_a_mistake_of_two_lines_is_told_in_one_and_a_mistake_of_ours_keeps_its_t
         start(lambda: print(1 / 0))
 
 
-@pytest.mark.parametrize("program", ["noise", "verification"])
-def test_a_program_without_flags_shows_its_help_and_refuses_what_it_does_not_know(program: str) -> None:
+@pytest.mark.parametrize("program", [noise, verification])
+def test_a_program_without_flags_shows_its_help_and_refuses_what_it_does_not_know(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Those that have flags parse them anyway; of these two `--help` started the measurement."""
-    for words, code in (["--help"], 0), (["--quick"], 2):
-        called = [sys.executable, "-m", f"benchmarks.{program}", *words]
-        ended = subprocess.run(called, capture_output=True, text=True, cwd=ROOT.parent, timeout=60)
-        assert ended.returncode == code
-        assert f"python -m benchmarks.{program}" in ended.stdout or "unrecognized arguments: --quick" in ended.stderr
+    for word, code in ("--help", 0), ("--quick", 2):
+        monkeypatch.setattr(sys, "argv", ["it", word])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        assert ended.value.code == code
+    said = capsys.readouterr()
+    assert f"python -m {program.__name__}" in said.out
+    assert "unrecognized arguments: --quick" in said.err
 
 
 @pytest.mark.parametrize("program", sorted(file.name for file in ROOT.glob("*.py") if "__main__" in file.read_text()))

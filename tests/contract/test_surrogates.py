@@ -381,7 +381,11 @@ def test_features_of_another_size_than_it_was_built_for_are_refused(name: str, o
         make(name, options, z, y)(torch.cat([z, z[:, :1]], 1), y, images_of(z))
 
 
-@every_surrogate
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(name, options, marks=[pytest.mark.slow] * bool(options)) for name, options in EVERY],  # ten batches each
+    ids=[f"{name}-{options}" for name, options in EVERY],
+)
 def test_two_threads_give_the_same_bits_every_time(name: str, options: dict[str, Any]) -> None:
     """A run must resume bit for bit with as many threads as the machine has."""
     z, y = batch(64, 512)
